@@ -1,3 +1,6 @@
 """Batches that are already on the accelerator when the training loop asks for them."""
 
-__all__: list[str] = []
+from sidestream.loader import AsynchronousLoader
+from sidestream.statistics import LoaderStatistics
+
+__all__ = ["AsynchronousLoader", "LoaderStatistics"]

@@ -1,0 +1,322 @@
+"""One pass over the source: its thread, the order of its batches, its errors, its certain end.
+
+    consumer's thread                        loader's thread
+    -----------------                        ---------------
+    iter(loader): iter(source)
+    first next: next(source), batch 0  --->  make room, load batch 0, put
+    next: take, hand over, give room back    next(source), make room, load, put
+    ...                                      ...
+
+The thread knows the parts that it works with and not the iterator that the consumer holds. So a
+forgotten iterator is collected, and its collection ends the thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import threading
+import time
+import weakref
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+
+from sidestream.channel import Channel, ChannelEnd
+from sidestream.context import ThreadState
+from sidestream.errors import annotate, as_raisable
+from sidestream.source import EndOfSource, Source, is_reading
+from sidestream.statistics import Recorder
+from sidestream.transfer import Parcel, PlainTransfer, StreamTransfer
+
+BatchT = TypeVar("BatchT")
+Transfer: TypeAlias = PlainTransfer | StreamTransfer
+
+CLOSE_TIMEOUT_S = 10.0
+"""How long ending an epoch waits for the source to come back [s].
+
+A DataLoader notices the death of a worker process after 5 s; the rest is a margin.
+"""
+
+EXIT_TIMEOUT_S = 5.0
+"""The same at interpreter exit, for all epochs together [s]. Arbitrary: longer than a copy, and
+short enough not to be taken for a hang."""
+
+_numbers = itertools.count()
+_alive: weakref.WeakSet[Epoch] = weakref.WeakSet()
+
+
+class Epoch:
+    """The parts of one pass, and the thread that runs them.
+
+    Args:
+        source: What to read.
+        transfer: What moves a batch.
+        buffer_size: How many batches may wait for the consumer [batches]; 0 for no thread: each
+            is read and moved when it is asked for.
+        recorder: Where times and counts go.
+
+    Threads:
+        Any thread may call any method, also at once.
+    """
+
+    def __init__(
+        self, source: Source, transfer: Transfer, buffer_size: int, recorder: Recorder
+    ) -> None:
+        self.source = source
+        self._transfer = transfer
+        self._channel: Channel[Parcel] | None = Channel(buffer_size) if buffer_size else None
+        self._recorder = recorder
+        self._state = ThreadState()
+        self._process = os.getpid()
+        self._starting = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._over: str | None = None
+        _alive.add(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and left no thread."""
+        return self._over is not None and (self._thread is None or not self._thread.is_alive())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was told to end, or has ended."""
+        return self._over is not None
+
+    def next(self) -> Any:
+        """The next batch, ready for use on the stream that is current in the calling thread.
+
+        Raises:
+            StopIteration: At the end, and always after it.
+            RuntimeError: In another process than the one that made it.
+            BaseException: What the source, the transfer or the transform raised.
+        """
+        if self._process != os.getpid():
+            raise RuntimeError(
+                f"this iterator belongs to process {self._process}, where its thread is; "
+                f"call iter() on the loader again in process {os.getpid()}"
+            )
+        start = time.perf_counter()
+        batch = self._next_inline() if self._channel is None else self._next_taken(self._channel)
+        self._recorder.add(num_batches=1, consumer_wait_s=time.perf_counter() - start)
+        return batch
+
+    def stop(self, reason: str = "") -> None:
+        """Tell the thread to end, without waiting for it.
+
+        Args:
+            reason: What to say to a consumer that goes on asking; none to say plainly that the
+                epoch has ended.
+        """
+        if self._process != os.getpid():  # a forked child: the thread stayed with the parent
+            return
+        if self._over is None:
+            self._over = reason
+        if self._channel is not None:
+            self._channel.close()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S, reason: str = "") -> None:
+        """End the epoch: no thread, no worker process and no batch stays behind.
+
+        Raises:
+            TimeoutError: If the thread has not ended in time; the message names it.
+        """
+        if self._process != os.getpid():
+            return
+        self.stop(reason)
+        thread = self._thread
+        if thread is None:
+            self.source.end()
+            return
+        if thread is threading.current_thread():  # closed by the source: it ends when that returns
+            return
+        thread.join(timeout_s)
+        if thread.is_alive():
+            raise TimeoutError(
+                f'the thread "{thread.name}" has not ended within {timeout_s:g} s: the source has '
+                "not come back from reading a batch; it ends as soon as the source does"
+            )
+        self._collect_unused()
+
+    # ---- one batch
+
+    def _next_inline(self) -> Any:
+        with self._starting:
+            if self._over is not None:
+                self._raise_over()
+            try:
+                batch = self.source.read()
+            except EndOfSource:
+                self.close()
+                raise StopIteration from None
+            except BaseException:
+                self.close()
+                raise
+        try:
+            return self._transfer.hand_over(_load(self._transfer, batch))
+        except StopIteration as error:
+            self.close()
+            raise as_raisable(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _next_taken(self, channel: Channel[Parcel]) -> Any:
+        if self._thread is None:
+            self._start(channel)
+        try:
+            parcel = channel.take()
+        except ChannelEnd as end:
+            error = end.error
+        else:
+            batch = self._transfer.hand_over(parcel)
+            channel.release()
+            return batch
+        if self._over is not None:
+            self._raise_over()
+        self.close()
+        if error is None:
+            raise StopIteration
+        try:
+            raise as_raisable(error)
+        finally:
+            del error  # a frame that holds its own traceback is a cycle
+
+    def _raise_over(self) -> NoReturn:
+        if self._over:
+            raise RuntimeError(self._over)
+        raise StopIteration
+
+    def _start(self, channel: Channel[Parcel]) -> None:
+        """Read the first batch here, in the caller's thread, and leave the rest to another.
+
+        The caller waits for it anyway, and its random draws, the forks of worker processes and
+        the first errors happen where a plain loop has them.
+        """
+        with self._starting:
+            if self._thread is not None or self._over is not None:
+                return
+            try:
+                self._transfer.follow_caller()
+                with self._transfer.reading():
+                    start = time.perf_counter()
+                    batch = self.source.read()
+                    self._recorder.add(source_wait_s=time.perf_counter() - start)
+            except EndOfSource:
+                self.close()
+                raise StopIteration from None
+            except BaseException:
+                self.close()
+                raise
+            thread = threading.Thread(
+                name=f"sidestream-epoch-{next(_numbers)}",
+                target=self._state.run,
+                args=(_produce, self.source, self._transfer, channel, self._recorder, batch),
+                # Not waited for at exit before the handler below has told it to end.
+                daemon=True,
+            )
+            thread.start()
+            self._thread = thread
+
+    def _collect_unused(self) -> None:
+        assert self._channel is not None
+        parcels, error = self._channel.drain()
+        self.source.give_back([parcel.raw for parcel in parcels], error)
+
+
+class EpochIterator(Generic[BatchT]):
+    """What `iter(loader)` gives: hands out an epoch's batches, and ends it when forgotten."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> EpochIterator[BatchT]:
+        return self
+
+    def __next__(self) -> BatchT:
+        batch: BatchT = self._epoch.next()
+        return batch
+
+    def close(self) -> None:
+        """End this pass.
+
+        Raises:
+            TimeoutError: If the source does not come back within 10 s; names the thread.
+        """
+        self._epoch.close()
+
+    def __del__(self) -> None:
+        # Nobody could catch a time-out here. The loader joins the thread before it reads again.
+        with contextlib.suppress(AttributeError, TimeoutError):
+            if is_reading():
+                self._epoch.stop()
+            else:
+                self._epoch.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a pass under way cannot be copied or pickled; the loader can")
+
+
+def _load(transfer: Transfer, batch: Any, *, keep: bool = False) -> Parcel:
+    try:
+        parcel = transfer.load(batch)
+        parcel.raw = batch if keep else None
+        return parcel
+    except BaseException as error:
+        annotate(error, f"raised on the way to {transfer.device}")
+        raise
+
+
+def _produce(
+    source: Source, transfer: Transfer, channel: Channel[Parcel], recorder: Recorder, batch: Any
+) -> None:
+    """The body of the loader's thread: load the batch given, then read and load until the end.
+
+    A batch is read before there is room for it, so that reading goes on while the buffer is full;
+    its device memory is allocated after.
+    """
+    error: BaseException | None = None
+    clock = time.perf_counter
+    number = 0
+    try:
+        with transfer.reading():
+            while True:
+                started = clock()
+                if not channel.reserve():
+                    source.give_back([batch])
+                    break
+                reserved = clock()
+                channel.put(_load(transfer, batch, keep=source.is_one_shot))
+                del batch  # nothing of it may be held while the next one is read
+                number += 1
+                loaded = clock()
+                transfer.wait_for_sources()
+                batch = source.read()
+                recorder.add(
+                    room_wait_s=reserved - started,
+                    transfer_s=loaded - reserved,
+                    source_wait_s=clock() - loaded,
+                )
+    except EndOfSource:
+        pass
+    except BaseException as raised:  # noqa: BLE001 - this is where they all are caught
+        annotate(raised, f"in the loader's thread, after {number} batches")
+        error = raised
+    finally:
+        batch = None
+        source.end()  # before the consumer learns of the end: worker processes end with it
+        channel.finish(error)
+        del error
+
+
+@atexit.register
+def _close_all() -> None:
+    """End all threads: one that is inside torch when the interpreter goes aborts the process."""
+    epochs = list(_alive)
+    for epoch in epochs:
+        epoch.stop()
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    for epoch in epochs:
+        with contextlib.suppress(TimeoutError):
+            epoch.close(max(0.0, deadline - time.monotonic()))

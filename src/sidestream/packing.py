@@ -1,0 +1,233 @@
+"""How the tensors of one batch lie in page-locked memory, and how they come out on the device.
+
+Small tensors travel together: one staging block, one copy, one device block, out of which each
+comes as a tensor of its own. Large ones travel alone, so that keeping a label does not keep the
+images (H8), and in chunks, so that the first is under way while the next is staged.
+
+All of it runs in the loader's thread with the side stream current. Knows no events.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from sidestream.staging import Slot
+
+# Tensors up to this size [bytes] are packed.
+PACK_LIMIT_BYTES = 64 * 1024
+
+# Every tensor starts at a multiple of this [bytes], on the host and on the device: what the
+# widest vector loads ask for, and a multiple of every item size.
+ALIGNMENT_BYTES = 64
+
+# A large tensor is staged and copied in chunks of this size [bytes].
+CHUNK_BYTES = 8 << 20
+
+# What `cat` and a view of another type can do for every one of them.
+_PACKABLE = frozenset(
+    {
+        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+        torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+    }
+)  # fmt: skip
+
+
+class Moved:
+    """What became of a batch's leaves, and the memory it lies in."""
+
+    def __init__(self) -> None:
+        self.leaves: dict[int, Any] = {}
+        self.storages: list[torch.UntypedStorage] = []
+
+    def note(self, leaf: torch.Tensor, new: torch.Tensor) -> None:
+        """Note a tensor that lies in a storage of its own."""
+        self.leaves[id(leaf)] = new
+        self.storages.append(new.untyped_storage())
+
+
+def can_stage(leaf: Any) -> bool:
+    """Whether a leaf is an ordinary tensor in host memory, which its bytes describe.
+
+    Subclasses, sparse, nested and quantised tensors, lazy conjugates and tensors in an autograd
+    graph are not: `to` knows how to move them, and copying their bytes would lose something.
+    """
+    return (
+        type(leaf) is torch.Tensor
+        and leaf.is_cpu
+        and leaf.layout is torch.strided
+        and not (
+            leaf.requires_grad
+            or leaf.is_nested
+            or leaf.is_quantized
+            or leaf.is_conj()
+            or leaf.is_neg()
+        )
+    )
+
+
+def target_stride(leaf: torch.Tensor) -> tuple[int, ...]:
+    """The strides that `leaf.to(device)` would have."""
+    if leaf.is_contiguous():
+        return leaf.stride()
+    return torch.empty_like(leaf, device="meta").stride()
+
+
+def is_dense(leaf: torch.Tensor) -> bool:
+    """Whether the elements lie side by side in memory, in whatever order, none of them twice."""
+    return leaf.is_contiguous() or target_stride(leaf) == leaf.stride()
+
+
+def copy_direct(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Queue the copy of a dense page-locked tensor; it must live until the copy has ended."""
+    target = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device)
+    return target.copy_(leaf, non_blocking=True)
+
+
+class Layout:
+    """The pageable tensors of one batch: which are packed, and the room that all need."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._packed: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._alone: list[torch.Tensor] = []
+
+    def add(self, leaf: torch.Tensor) -> bool:
+        """Take a tensor in if it is small enough to be packed."""
+        size = leaf.nbytes
+        if not 0 < size <= PACK_LIMIT_BYTES:
+            return False
+        dtype = leaf.dtype
+        if dtype not in _PACKABLE or not leaf.is_contiguous():
+            return False
+        self._packed.setdefault(dtype, []).append(leaf)
+        self.size_bytes += _aligned(size)
+        return True
+
+    def add_alone(self, leaf: torch.Tensor) -> None:
+        """Take in a tensor that travels alone."""
+        self._alone.append(leaf)
+        self.size_bytes += _aligned(leaf.nbytes)
+
+    def copy(self, slot: Slot, device: torch.device, moved: Moved) -> None:
+        """Stage everything in a slot, queue the copies, and note what was made of each tensor."""
+        self._copy_packed(slot, device, moved)
+        for leaf in self._alone:
+            moved.note(leaf, _copy_alone(leaf, slot, device))
+
+    def _copy_packed(self, slot: Slot, device: torch.device, moved: Moved) -> None:
+        sizes = {
+            dtype: sum(_aligned(leaf.nbytes) for leaf in leaves)
+            for dtype, leaves in self._packed.items()
+        }
+        if not sizes:
+            return
+        block = torch.empty(sum(sizes.values()), dtype=torch.uint8, device=device)
+        moved.storages.append(block.untyped_storage())
+        start = 0
+        for dtype, leaves in self._packed.items():
+            parts, places = _with_padding(leaves)
+            group = block[start : start + sizes[dtype]]
+            start += sizes[dtype]
+            _stage(parts, slot.take(sizes[dtype]), group, dtype)
+            outs = torch._C._nn.unflatten_dense_tensors(group.view(dtype), parts)
+            for leaf, place in zip(leaves, places, strict=True):
+                out = outs[place].data  # with a version counter of its own (H7)
+                if out.stride() != leaf.stride():  # sizes of 1 may have any stride
+                    out = out.as_strided(leaf.shape, leaf.stride())
+                moved.leaves[id(leaf)] = out
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _with_padding(leaves: list[torch.Tensor]) -> tuple[list[torch.Tensor], range | list[int]]:
+    """The tensors with what brings each to a multiple of the alignment, and where they stand."""
+    gaps = [-leaf.nbytes % ALIGNMENT_BYTES for leaf in leaves]
+    if not any(gaps):
+        return leaves, range(len(leaves))
+    parts: list[torch.Tensor] = []
+    places: list[int] = []
+    for leaf, gap in zip(leaves, gaps, strict=True):
+        places.append(len(parts))
+        parts.append(leaf)
+        if gap:
+            parts.append(_padding(leaf.dtype, gap // leaf.element_size()))
+    return parts, places
+
+
+@functools.cache
+def _padding(dtype: torch.dtype, count: int) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.zeros(count, dtype=dtype, device="cpu")
+
+
+def _stage(
+    parts: list[torch.Tensor],
+    pieces: list[torch.Tensor],
+    target: torch.Tensor,
+    dtype: torch.dtype,
+) -> None:
+    """Write small tensors one behind the other into page-locked pieces and queue the copies."""
+    flat = [part.view(-1) for part in parts]
+    if len(pieces) == 1:
+        torch.cat(flat, out=pieces[0].view(dtype))
+        target.copy_(pieces[0], non_blocking=True)
+        return
+    rest: Iterable[torch.Tensor] = flat
+    start = 0
+    for piece in pieces:
+        room = piece.view(dtype)
+        fits, rest = _split_after(rest, room.numel())
+        torch.cat(fits, out=room)
+        target[start : start + piece.numel()].copy_(piece, non_blocking=True)
+        start += piece.numel()
+
+
+def _split_after(
+    flat: Iterable[torch.Tensor], count: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Part a list of flat tensors after `count` elements, within a tensor if need be."""
+    first: list[torch.Tensor] = []
+    second: list[torch.Tensor] = []
+    for part in flat:
+        if count >= part.numel():
+            first.append(part)
+        elif count > 0:
+            first.append(part[:count])
+            second.append(part[count:])
+        else:
+            second.append(part)
+        count -= part.numel()
+    return first, second
+
+
+def _copy_alone(leaf: torch.Tensor, slot: Slot, device: torch.device) -> torch.Tensor:
+    stride = target_stride(leaf)
+    target = torch.empty_strided(leaf.shape, stride, dtype=leaf.dtype, device=device)
+    pieces = slot.take(_aligned(leaf.nbytes))
+    if len(pieces) == 1 and leaf.nbytes <= CHUNK_BYTES:
+        room = pieces[0][: leaf.nbytes].view(leaf.dtype).as_strided(leaf.shape, stride)
+        room.copy_(leaf)
+        return target.copy_(room, non_blocking=True)
+    if stride != leaf.stride():
+        leaf = torch.empty_strided(leaf.shape, stride, dtype=leaf.dtype, device="cpu").copy_(leaf)
+    source, into = _bytes_of(leaf), _bytes_of(target)
+    start = 0
+    for piece in pieces:
+        for chunk in torch.split(piece, CHUNK_BYTES):
+            chunk = chunk[: source.numel() - start]  # the last is shorter by the alignment
+            end = start + chunk.numel()
+            chunk.copy_(source[start:end])
+            into[start:end].copy_(chunk, non_blocking=True)
+            start = end
+    return target
+
+
+def _bytes_of(dense: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor, in memory order: shape `(nbytes,)`, uint8."""
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)

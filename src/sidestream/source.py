@@ -1,0 +1,107 @@
+"""The source of one epoch: its iterator, read by one thread at a time. Knows no torch."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from sidestream.errors import annotate
+
+Unused: TypeAlias = deque[tuple[Any, BaseException | None]]
+"""Batches that were read from a one-shot iterator and not used, and the error behind them."""
+
+_reading = threading.local()
+
+
+class EndOfSource(Exception):  # noqa: N818 - an end, not an error
+    """The source has no further batch. Not a `StopIteration`, which a generator would swallow."""
+
+
+def is_reading() -> bool:
+    """Whether the calling thread is inside a source, or is a loader's thread.
+
+    A finalizer that the garbage collector runs there must not wait for another loader's thread,
+    which may be waiting for this one.
+    """
+    return bool(getattr(_reading, "depth", 0))
+
+
+class Source:
+    """Reads the user's iterator, never past the limit and never from two threads at once.
+
+    Args:
+        iterator: What `iter` of the user's data gave.
+        num_batches: The most to read [batches]; None for no limit.
+        lock: Held while reading. All epochs of a loader share it: a dataset need not stand being
+            used by two threads at once.
+        unused: Where batches wait that were read and not used, for an iterator that cannot give
+            them again; None for data that can be iterated afresh.
+    """
+
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        num_batches: int | None,
+        lock: threading.RLock,
+        unused: Unused | None,
+    ) -> None:
+        self._iterator: Iterator[Any] | None = iterator
+        self._num_batches = num_batches
+        self._lock = lock
+        self._unused = unused
+        self._num_read = 0
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether a batch that is read and not used would be lost."""
+        return self._unused is not None
+
+    def reads(self, iterator: Any) -> bool:
+        """Whether it is this object that is read here."""
+        return self._iterator is iterator
+
+    def read(self) -> Any:
+        """The next batch.
+
+        Raises:
+            EndOfSource: After the last.
+            BaseException: Whatever the source raises, with a note that names the batch.
+        """
+        if self._num_batches is not None and self._num_read >= self._num_batches:
+            raise EndOfSource
+        _reading.depth = getattr(_reading, "depth", 0) + 1
+        try:
+            with self._lock:
+                batch = self._next()
+        except StopIteration:
+            raise EndOfSource from None
+        except BaseException as error:
+            annotate(error, f"raised by the source, reading batch {self._num_read}")
+            raise
+        finally:
+            _reading.depth -= 1
+        self._num_read += 1
+        return batch
+
+    def give_back(self, batches: list[Any], error: BaseException | None = None) -> None:
+        """Keep what was read and not used for the next epoch, where it would be lost else."""
+        if self._unused is not None:
+            if error is not None:
+                self._unused.appendleft((None, error))
+            self._unused.extendleft((batch, None) for batch in reversed(batches))
+
+    def end(self) -> None:
+        """Let go of the iterator: worker processes end with it."""
+        self._iterator = None
+
+    def _next(self) -> Any:
+        if self._unused:
+            batch, error = self._unused.popleft()
+            if error is not None:
+                raise error
+            return batch
+        if self._iterator is None:
+            raise EndOfSource
+        return next(self._iterator)

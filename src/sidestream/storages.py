@@ -1,0 +1,98 @@
+"""Which device memory stands behind a leaf. Knows no streams.
+
+A plain tensor has one storage. Other layouts and wrapper subclasses are made of plain tensors,
+and an object that moves itself keeps its tensors where only it knows.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+def storages_of(leaf: Any, device: torch.device) -> Iterator[torch.UntypedStorage]:
+    """The storages on a device behind a tensor, or behind the tensors an object keeps.
+
+    An object's own attributes are looked at as they lie in it; none of its code is run (G12).
+    """
+    if not isinstance(leaf, torch.Tensor):
+        for tensor in _kept_tensors(leaf, set()):
+            yield from storages_of(tensor, device)
+        return
+    for part in _plain_parts(leaf):
+        if part.device == device:
+            yield part.untyped_storage()
+
+
+class RecordedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what torch operations make on a device while it is active.
+
+    An object's `to` may keep what it makes where looking at the object would not find it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: list[torch.UntypedStorage] = []
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operation and note the tensors that come out of it."""
+        result = func(*args, **(kwargs or {}))
+        for out in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(out, torch.Tensor):
+                self.storages.extend(storages_of(out, self._device))
+        return result
+
+
+def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with a storage of their own that a tensor is made of."""
+    if hasattr(type(tensor), "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+            yield from _plain_parts(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield tensor._indices()
+        yield tensor._values()
+    elif tensor.layout in _COMPRESSED:
+        for name in _COMPRESSED[tensor.layout]:
+            yield getattr(tensor, name)()
+        yield tensor.values()
+    else:
+        yield tensor
+
+
+def _kept_tensors(node: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Tensors in an object's attributes, in containers in them, and so on."""
+    if id(node) in seen or isinstance(node, (type, str, bytes)):
+        return
+    seen.add(id(node))
+    if isinstance(node, torch.Tensor):
+        yield node
+        return
+    children: list[Any] = []
+    if isinstance(node, dict):
+        children.extend(dict.values(node))
+    elif isinstance(node, (list, tuple, set, frozenset)):
+        children.extend(node)
+    children.extend(getattr(node, "__dict__", {}).values())
+    for kind in type(node).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            member = kind.__dict__.get(name)
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    children.append(member.__get__(node, kind))
+                except AttributeError:
+                    continue
+    for child in children:
+        yield from _kept_tensors(child, seen)

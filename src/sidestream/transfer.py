@@ -1,0 +1,251 @@
+"""One batch on its way to the device: stage, copy on the side stream, hand over.
+
+`StreamTransfer` is the real one. `PlainTransfer` serves targets without streams: the host itself,
+where nothing is copied, and backends such as MPS, where the copy is made in the simple way. Both
+have the same steps: `load` in the loader's thread, `hand_over` in the consumer's, and `close`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+
+from sidestream import device as seam
+from sidestream.batch import movable_leaves, path_of, replace_leaves
+from sidestream.errors import annotate
+from sidestream.packing import Layout, Moved, can_stage, copy_direct, is_dense, target_stride
+from sidestream.release import Leases
+from sidestream.staging import StagingPool
+from sidestream.storages import RecordedAllocations, storages_of
+
+Transform: TypeAlias = Callable[[Any], Any]
+
+_alive: weakref.WeakSet[StreamTransfer] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """At exit no next hand-over comes; the epochs, registered later, have ended before this."""
+    for transfer in list(_alive):
+        transfer.close()
+
+
+@dataclasses.dataclass(slots=True)
+class Parcel:
+    """A batch between `load` and `hand_over`."""
+
+    batch: Any
+    ready: torch.Event | None
+    storages: list[torch.UntypedStorage]
+    raw: Any
+    """What the source gave, kept only where an unused batch must go back to it."""
+
+
+@contextlib.contextmanager
+def naming(batch: Any, leaf: Any) -> Iterator[None]:
+    """Say in an error which leaf of the batch it was about."""
+    try:
+        yield
+    except BaseException as error:
+        annotate(error, f"moving {path_of(batch, leaf)}, a {type(leaf).__qualname__}")
+        raise
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """Move a batch as a plain loop would: `leaf.to(device)`, once for each leaf."""
+    moved = {}
+    for leaf in movable_leaves(batch):
+        with naming(batch, leaf):
+            moved[id(leaf)] = leaf.to(device)
+    return replace_leaves(batch, moved) if moved else batch
+
+
+class PlainTransfer:
+    """Moves with `to`, in whatever thread calls; the reference for what a batch looks like."""
+
+    def __init__(self, device: torch.device, transform: Transform | None) -> None:
+        self.device = device
+        self._transform = transform
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """The surroundings in which the source is read; none here."""
+        return contextlib.nullcontext()
+
+    def follow_caller(self) -> None:
+        """Order what follows after the caller's work; a device without streams does that."""
+
+    def load(self, batch: Any) -> Parcel:
+        """Move a batch."""
+        batch = move(batch, self.device)
+        if self._transform is not None:
+            batch = self._transform(batch)
+        return Parcel(batch, None, [], None)
+
+    def hand_over(self, parcel: Parcel) -> Any:
+        """Give the consumer its batch."""
+        return parcel.batch
+
+    def wait_for_sources(self) -> None:
+        """Return when no copy reads the source's own memory; here none does by now."""
+
+    def close(self) -> None:
+        """Give memory back; none is held."""
+
+
+class StreamTransfer:
+    """Copies on a side stream of its own, out of page-locked slots, and leases what it made.
+
+    Threads:
+        `load`, `reading` and `wait_for_sources`: the loader's threads. `hand_over` and
+        `follow_caller`: the consumer's. `close`: any.
+    """
+
+    def __init__(
+        self, device: torch.device, transform: Transform | None, buffer_size: int
+    ) -> None:
+        self.device = device
+        self._transform = transform
+        self._process = os.getpid()
+        self._side = seam.new_stream(device)
+        self._leases = Leases(device, self._side)
+        self._loading = threading.RLock()
+        self._pool = StagingPool(buffer_size + 1, seam.pinned_bytes)
+        # Page-locked storages of the source, each list with the event after its copies.
+        self._borrowed: deque[tuple[torch.Event, list[list[torch.UntypedStorage]]]] = deque()
+        _alive.add(self)
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Read the source with the side stream current.
+
+        Whatever the source queues on the device is then ordered before the ready event, and what
+        it allocates there is leased as our own.
+        """
+        return seam.using(self._side)
+
+    def follow_caller(self) -> None:
+        """Order the side stream after what the calling thread has queued so far.
+
+        A dataset may live on the device, made a moment ago on the caller's stream.
+        """
+        self._side.wait_event(seam.current_stream(self.device).record_event())
+
+    def load(self, batch: Any) -> Parcel:
+        """Stage a batch and queue its copies; return before they have run."""
+        with self._loading, seam.using(self._side):
+            moved = self._move(batch, movable_leaves(batch))
+            batch = replace_leaves(batch, moved.leaves)
+            if self._transform is not None:
+                batch = self._transform(batch)
+                for leaf in movable_leaves(batch):
+                    moved.storages.extend(storages_of(leaf, self.device))
+            ready = self._side.record_event() if moved.storages else None
+            return Parcel(batch, ready, moved.storages, None)
+
+    def hand_over(self, parcel: Parcel) -> Any:
+        """Make the consumer's current stream wait for the batch's copies, and never the host."""
+        self._leases.hand_over(parcel.ready, parcel.storages)
+        return parcel.batch
+
+    def wait_for_sources(self) -> None:
+        """Return when no copy reads memory that the source may be about to write.
+
+        Only page-locked tensors are copied without a detour, and only where the source still
+        holds one can it write it: a buffer of its own that it fills for every batch (H9).
+        """
+        for event, holders in list(self._borrowed):
+            if not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):
+                event.synchronize()
+        self._forget_borrowed()
+
+    def close(self) -> None:
+        """Give page-locked memory back after its copies, and let all leases go."""
+        if self._process != os.getpid():  # a forked child: the device is not its own
+            return
+        with self._loading:
+            self._pool.close()
+            for event, _ in list(self._borrowed):
+                event.synchronize()
+            self._borrowed.clear()
+        self._leases.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # of a construction that failed half-way
+            self.close()
+
+    def _forget_borrowed(self) -> None:
+        """Let go of the source's page-locked memory where the copy that read it has ended."""
+        while self._borrowed and self._borrowed[0][0].query():
+            self._borrowed.popleft()
+
+    def _move(self, batch: Any, leaves: list[Any]) -> Moved:
+        """Queue the copies of all leaves."""
+        moved = Moved()
+        layout = Layout()
+        holders: list[list[torch.UntypedStorage]] = []
+        for leaf in leaves:
+            if not can_stage(leaf):
+                self._move_itself(batch, leaf, moved)
+            elif not layout.add(leaf):
+                self._sort_large(leaf, layout, holders, moved)
+        if holders:
+            self._borrowed.append((self._side.record_event(), holders))
+        if layout.size_bytes:
+            slot = self._pool.acquire(layout.size_bytes)
+            try:
+                layout.copy(slot, self.device, moved)
+            finally:
+                slot.submit(self._side.record_event())  # also after an error: some may be queued
+        return moved
+
+    def _sort_large(
+        self,
+        leaf: torch.Tensor,
+        layout: Layout,
+        holders: list[list[torch.UntypedStorage]],
+        moved: Moved,
+    ) -> None:
+        if leaf.numel() == 0:
+            moved.note(leaf, torch.empty_like(leaf, device=self.device))
+        elif leaf.is_pinned() and is_dense(leaf):
+            moved.note(leaf, copy_direct(leaf, self.device))
+            holders.append([leaf.untyped_storage()])
+        elif 0 in leaf.stride() and leaf.numel() > 1:
+            self._move_expanded(leaf, moved)
+        else:
+            layout.add_alone(leaf)
+
+    def _move_itself(self, batch: Any, leaf: Any, moved: Moved) -> None:
+        """Ask a leaf to move itself. Without `non_blocking`: its memory is not ours to keep."""
+        tensor = isinstance(leaf, torch.Tensor)
+        if tensor and leaf.device == self.device:
+            new = leaf
+        elif tensor:
+            with naming(batch, leaf):
+                new = leaf.to(self.device)
+        else:
+            with naming(batch, leaf), RecordedAllocations(self.device) as recorded:
+                new = leaf.to(self.device)
+            moved.storages.extend(recorded.storages)
+        moved.leaves[id(leaf)] = new
+        moved.storages.extend(storages_of(new, self.device))
+
+    def _move_expanded(self, leaf: torch.Tensor, moved: Moved) -> None:
+        """Copy what there really is, and repeat it on the device."""
+        shape = [
+            1 if step == 0 else size for size, step in zip(leaf.shape, leaf.stride(), strict=True)
+        ]
+        once = leaf.as_strided(shape, leaf.stride())
+        there = self._move(once, [once]).leaves[id(once)]
+        new = torch.empty_strided(
+            leaf.shape, target_stride(leaf), dtype=leaf.dtype, device=self.device
+        )
+        moved.note(leaf, new.copy_(there.expand(leaf.shape)))
