@@ -98,7 +98,7 @@ def collect(iterator: Iterator[Any]) -> tuple[list[int], BaseException | None]:
     seen = []
     try:
         for _, number in iterator:
-            seen.append(number)  # noqa: PERF401 - what came before an error counts
+            seen.append(number)
     except BaseException as error:
         return seen, error
     return seen, None
@@ -206,9 +206,7 @@ def test_an_error_in_every_pass_is_raised_in_every_pass(buffer_size: int, device
 def test_an_error_read_ahead_is_not_raised_before_its_place_nor_after_a_break(
     buffer_size: int, device: str, taken: int
 ) -> None:
-    loader = AsynchronousLoader(
-        Raising(ValueError("later"), 2), device, buffer_size=buffer_size
-    )
+    loader = AsynchronousLoader(Raising(ValueError("later"), 2), device, buffer_size=buffer_size)
     iterator = iter(loader)
     for number in range(taken):
         assert next(iterator)[1] == number
@@ -273,6 +271,7 @@ def test_an_error_in_a_transform_arrives_as_itself(
     make_error: Callable[[], BaseException], buffer_size: int, device: str
 ) -> None:
     error = make_error()
+
     def transform(batch: Any) -> Any:
         if batch[1] == 2:
             raise error

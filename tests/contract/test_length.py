@@ -49,9 +49,7 @@ def test_the_length_is_the_source_s(source: Any, expected: int, device: str) -> 
 def test_the_length_is_the_smaller_of_both(
     num_batches: int, buffer_size: int, device: str
 ) -> None:
-    loader = AsynchronousLoader(
-        plain(5), device, buffer_size=buffer_size, num_batches=num_batches
-    )
+    loader = AsynchronousLoader(plain(5), device, buffer_size=buffer_size, num_batches=num_batches)
     assert len(loader) == min(5, num_batches)
     for _ in range(2):
         assert numbers(loader) == list(range(len(loader)))
@@ -74,9 +72,7 @@ def test_without_a_length_of_its_own_num_batches_is_it(make: Any, device: str) -
 
 
 def test_num_batches_ends_an_infinite_source(buffer_size: int, device: str) -> None:
-    loader = AsynchronousLoader(
-        Counting(None), device, buffer_size=buffer_size, num_batches=4
-    )
+    loader = AsynchronousLoader(Counting(None), device, buffer_size=buffer_size, num_batches=4)
     assert [numbers(loader) for _ in range(2)] == [[0, 1, 2, 3]] * 2
 
 
@@ -85,9 +81,7 @@ def test_num_batches_bounds_what_is_read_too(
     num_batches: int, buffer_size: int, device: str
 ) -> None:
     source = Counting(None)
-    loader = AsynchronousLoader(
-        source, device, buffer_size=buffer_size, num_batches=num_batches
-    )
+    loader = AsynchronousLoader(source, device, buffer_size=buffer_size, num_batches=num_batches)
     assert numbers(loader) == list(range(num_batches))
     assert source.reads == num_batches
 
@@ -95,9 +89,7 @@ def test_num_batches_bounds_what_is_read_too(
 def test_a_source_shorter_than_num_batches_ends_where_it_ends(
     buffer_size: int, device: str
 ) -> None:
-    loader = AsynchronousLoader(
-        Counting(2), device, buffer_size=buffer_size, num_batches=7
-    )
+    loader = AsynchronousLoader(Counting(2), device, buffer_size=buffer_size, num_batches=7)
     assert [numbers(loader) for _ in range(2)] == [[0, 1]] * 2
 
 

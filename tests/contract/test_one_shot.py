@@ -26,9 +26,7 @@ MAKERS = {
     "generator": generate,
     "tuple iterator": lambda length: iter(tuple(plain(length))),
     "map": lambda length: map(batch_of, range(length)),
-    "zip": lambda length: zip(
-        (tensor for tensor, _ in plain(length)), range(length), strict=True
-    ),
+    "zip": lambda length: zip((tensor for tensor, _ in plain(length)), range(length), strict=True),
     "islice": lambda length: itertools.islice(map(batch_of, itertools.count()), length),
     "chain": lambda length: itertools.chain(plain(length)[:2], plain(length)[2:]),
 }
@@ -90,18 +88,14 @@ def test_a_stream_is_never_read_beyond_num_batches(
 
 
 def test_a_stream_in_pieces_of_num_batches_is_given_whole(buffer_size: int, device: str) -> None:
-    loader = AsynchronousLoader(
-        generate(7), device, buffer_size=buffer_size, num_batches=3
-    )
+    loader = AsynchronousLoader(generate(7), device, buffer_size=buffer_size, num_batches=3)
     assert [numbers(loader) for _ in range(4)] == [[0, 1, 2], [3, 4, 5], [6], []]
 
 
 def test_pieces_broken_off_begin_where_the_one_before_was_left(
     buffer_size: int, device: str
 ) -> None:
-    loader = AsynchronousLoader(
-        generate(9), device, buffer_size=buffer_size, num_batches=4
-    )
+    loader = AsynchronousLoader(generate(9), device, buffer_size=buffer_size, num_batches=4)
     assert numbers(itertools.islice(iter(loader), 2)) == [0, 1]
     assert numbers(loader) == [2, 3, 4, 5]
     assert numbers(itertools.islice(iter(loader), 1)) == [6]

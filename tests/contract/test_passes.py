@@ -82,15 +82,17 @@ def _zip_last(loader: Any) -> None:
 
 
 def _raise(loader: Any) -> None:
-    with pytest.raises(KeyError):
+    def body() -> None:
         for _ in loader:
             raise KeyError("in the body of the loop")
+
+    with pytest.raises(KeyError):
+        body()
 
 
 def _raise_on_the_last(loader: Any) -> None:
     with pytest.raises(ZeroDivisionError):
-        for _, number in loader:
-            1 / (LENGTH - 1 - number)
+        list(1 / (LENGTH - 1 - number) for _, number in loader)
 
 
 def _return_out_of_it(loader: Any) -> None:
@@ -148,9 +150,7 @@ def test_a_pass_is_full_after(way: Callable[[Any], None], loader: Any) -> None:
 
 
 @pytest.mark.parametrize("buffer_size", [0, 1, 2, 9])
-def test_two_iterators_at_once_are_independent_and_complete(
-    device: str, buffer_size: int
-) -> None:
+def test_two_iterators_at_once_are_independent_and_complete(device: str, buffer_size: int) -> None:
     loader = AsynchronousLoader(plain(LENGTH), device, buffer_size=buffer_size)
     one, other = iter(loader), iter(loader)
     assert one is not other

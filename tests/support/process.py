@@ -61,6 +61,8 @@ class Script:
 
     def finish(self, limit_s: float = 20.0) -> Script:
         """Wait for its end; fail when it does not come in time."""
+        if self._process.returncode is not None:
+            return self
         try:
             out, err = self._process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
