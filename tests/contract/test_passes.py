@@ -92,7 +92,7 @@ def _raise(loader: Any) -> None:
 
 def _raise_on_the_last(loader: Any) -> None:
     with pytest.raises(ZeroDivisionError):
-        list(1 / (LENGTH - 1 - number) for _, number in loader)
+        [1 / (LENGTH - 1 - number) for _, number in loader]
 
 
 def _return_out_of_it(loader: Any) -> None:
