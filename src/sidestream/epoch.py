@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -73,6 +74,7 @@ class Epoch:
         self._thread: threading.Thread | None = None
         self._over: str | None = None
         _alive.add(self)
+        _close_all_at_exit()
 
     @property
     def is_over(self) -> bool:
@@ -216,8 +218,13 @@ class Epoch:
                 # Not waited for at exit before the handler below has told it to end.
                 daemon=True,
             )
-            thread.start()
-            self._thread = thread
+            self._thread = thread  # before the start: an exception from outside may end that
+            try:
+                thread.start()
+            except RuntimeError:  # no thread is to be had
+                self._thread = None
+                self.source.give_back([batch])
+                raise
 
     def _collect_unused(self) -> None:
         assert self._channel is not None
@@ -310,7 +317,11 @@ def _produce(
         del error
 
 
-@atexit.register
+@functools.cache
+def _close_all_at_exit() -> None:
+    atexit.register(_close_all)
+
+
 def _close_all() -> None:
     """End all threads: one that is inside torch when the interpreter goes aborts the process."""
     epochs = list(_alive)
