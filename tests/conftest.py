@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.leaks import Snapshot
+pytest.register_assert_rewrite("support")
+
+from support.leaks import Snapshot  # noqa: E402 - rewritten, so that a failure shows its values
 
 DEVICES = ["cpu", "meta"]  # 'meta': a transfer really happens, but there are no values to see
 BUFFER_SIZES = [0, 1, 2, 9]
