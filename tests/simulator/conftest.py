@@ -4,10 +4,13 @@ Hence a pytest call of its own: `pytest tests/simulator`. In a call that collect
 folder its tests are left out.
 """
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from sidestream import simulator
 
 _HERE = Path(__file__).parent
 _PLUGIN = "sidestream.simulator.pytest_plugin"
@@ -20,8 +23,12 @@ def _runs_alone(config):
 
 
 def pytest_configure(config):
-    if _runs_alone(config) and not config.pluginmanager.has_plugin(_PLUGIN):
+    if not _runs_alone(config):
+        return
+    if not config.pluginmanager.has_plugin(_PLUGIN):
         config.pluginmanager.import_plugin(_PLUGIN)
+    sys.path.insert(0, str(_HERE))  # soak.py and releases.py are scripts, too
+    simulator.enable()  # before test modules are imported: they may name the device
 
 
 def pytest_ignore_collect(config):
@@ -33,6 +40,6 @@ def _one_thread():
     torch.set_num_threads(1)  # stream threads would start a team of OpenMP threads each
 
 
-@pytest.fixture
-def simulator(simulated_accelerator):
+@pytest.fixture(name="simulator")
+def _simulator(simulated_accelerator):
     return simulated_accelerator

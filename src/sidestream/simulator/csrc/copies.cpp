@@ -4,7 +4,6 @@
 // the host; another layout or dtype goes through a temporary.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/resize_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -124,7 +123,7 @@ Tensor copy_from(const Tensor& self, const Tensor& to, bool non_blocking) {
 }
 
 Tensor copy_from_and_resize(const Tensor& self, const Tensor& to) {
-  if (to.sizes() != self.sizes()) at::native::resize_(to, self.sizes());
+  if (to.sizes() != self.sizes()) resize(to, self.sizes());
   return copy_from(self, to, false);
 }
 

@@ -1,6 +1,7 @@
 // The kernels that a backend must provide itself: factories, views, and what torch keeps apart for
 // other devices' libraries (convolution, dropout, attention).
 #include <ATen/EmptyTensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -27,6 +28,12 @@ using std::optional;
 using torch::jit::Stack;
 
 const c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
+// torch's own code resizes storages on the host, with memcpy; so they are long enough before.
+void grow(const c10::Storage& storage, size_t bytes) {
+  if (storage.nbytes() < bytes)
+    at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(storage, bytes);
+}
 
 void check_not_pinned(optional<bool> pin) {
   TORCH_CHECK(!c10::pinned_memory_or_default(pin), "only dense CPU tensors can be pinned");
@@ -58,12 +65,19 @@ Tensor reshape_alias(const Tensor& t, IntArrayRef size, IntArrayRef stride) {
   return at::native::_reshape_alias(t, size, stride);
 }
 const Tensor& resize_(const Tensor& t, IntArrayRef size, optional<at::MemoryFormat> format) {
+  resize(t, size);
   return at::native::resize_(t, size, format);
 }
 Tensor& set_tensor(Tensor& t, const Tensor& source) { return at::native::set_tensor_(t, source); }
 Tensor& set_storage(Tensor& t, at::Storage source) { return at::native::set_(t, source); }
 Tensor& set_storage_at(Tensor& t, at::Storage source, int64_t offset, IntArrayRef size,
                        IntArrayRef stride) {
+  if (source.device_type() == c10::kPrivateUse1) {
+    size_t item = t.element_size();
+    bool contiguous = stride.data() == nullptr;
+    grow(source, contiguous ? at::detail::computeStorageNbytesContiguous(size, item, offset)
+                            : at::detail::computeStorageNbytes(size, stride, item, offset));
+  }
   return at::native::set_storage_cpu_(t, source, offset, size, stride);
 }
 
@@ -113,6 +127,12 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, cons
 }
 
 }  // namespace
+
+void resize(const Tensor& t, IntArrayRef size) {
+  grow(t.storage(),
+       at::detail::computeStorageNbytesContiguous(size, t.element_size(), t.storage_offset()));
+  at::native::resize_(t, size);
+}
 
 // Attention by plain operators: the fused kernels have no counterpart here.
 int64_t fused_sdp_choice(const Tensor&, const Tensor&, const Tensor&, const optional<Tensor>&,

@@ -11,7 +11,6 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/resize_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -210,7 +209,7 @@ bool launch(const OperatorHandle& op, Stack* stack) {
     if (!writes(schema.arguments()[i]) || !arguments[i].isTensor()) continue;
     const Tensor& t = arguments[i].toTensor();
     auto wanted = shapes.arguments[i].toTensor().sizes();
-    if (on_device(t) && wanted != t.sizes()) at::native::resize_(t, wanted);
+    if (on_device(t) && wanted != t.sizes()) resize(t, wanted);
   }
   Launch launch(op, arguments, *device);
   launch.take_arguments();

@@ -19,6 +19,7 @@ at::Tensor stream_view(const at::Tensor& t);
 at::Tensor run_operator(const char* name, torch::jit::Stack arguments, size_t result);
 torch::jit::Stack run_operator(const char* name, torch::jit::Stack arguments);
 
+void resize(const at::Tensor& t, at::IntArrayRef size);
 void copy_on_device(const at::Tensor& to, const at::Tensor& from);  // any layout and dtype
 at::Scalar read_scalar(const at::Tensor& t);
 
