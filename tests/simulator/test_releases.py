@@ -42,7 +42,7 @@ def test_wrong_ways_give_wrong_values(name):
 
 
 def test_only_the_release_after_the_take_overlaps_in_bounded_memory():
-    """By virtual time, all of it enqueued before it starts: exact on a loaded machine."""
+    """By virtual time."""
     torch.accelerator.synchronize()
     copy_s = compute_s = 0.01
     serial, ideal = copy_s + compute_s, copy_s + compute_s / releases.STEPS

@@ -17,7 +17,7 @@ def test_random_programs_against_the_oracle_and_flat_memory():
     assert tally.racy > 300
     assert tally.reported == tally.racy
     assert tally.visibly_wrong > 30
-    assert resident[1] - resident[0] < 4 << 20
+    assert resident[1] - resident[0] < 5 << 20  # 7 KB a program; a table may double once
 
 
 def test_the_check_can_fail(simulator):

@@ -165,7 +165,8 @@ def test_copy_and_compute_overlap_and_copies_of_one_direction_do_not(simulator):
             end.record(stream)
     ACC.synchronize()
     times = [start.elapsed_time(end) for end in ends]
-    assert times == pytest.approx([20, 40, 20], abs=0.01)
+    assert sorted(times[:2]) == pytest.approx([20, 40], abs=0.01)  # either may be the first
+    assert times[2] == pytest.approx(20, abs=0.01)
     assert len(kept) == 2
 
 

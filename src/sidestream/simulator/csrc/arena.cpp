@@ -43,6 +43,11 @@ char* Arena::carve(size_t bytes) {
 }
 
 void Arena::give_back(char* p, size_t bytes) {
+  // The whole pages within go back to the system; they are zero when they are touched again.
+  uintptr_t mask = page_bytes() - 1;
+  auto first = (reinterpret_cast<uintptr_t>(alias(p)) + mask) & ~mask;
+  auto last = (reinterpret_cast<uintptr_t>(alias(p)) + bytes) & ~mask;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_REMOVE);
   size_t offset = size_t(p - base_);
   auto next = free_.lower_bound(offset);
   if (next != free_.end() && next->first == offset + bytes) {
