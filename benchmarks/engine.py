@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import sidestream.simulator as simulator
 import torch
 
+import sidestream.simulator as simulator
 from sidestream import AsynchronousLoader
 from sidestream.transfer import StreamTransfer
 
