@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -137,14 +138,22 @@ def _set_stream(stream: torch.Stream, index: int) -> None:
 
 
 def pinned_bytes(size_bytes: int) -> torch.Tensor:
-    """Page-locked host memory of shape `(size_bytes,)`, uint8, usable in any autograd mode."""
+    """Page-locked host memory of shape `(size_bytes,)`, uint8, usable in any autograd mode.
+
+    Where the system refuses it, during graph capture (H11) or for want of memory, it is ordinary
+    memory, and a warning says so: copies from there are right, but slow and not in the background.
+    """
     with torch.inference_mode(False):
-        return torch.empty(size_bytes, dtype=torch.uint8, device=HOST, pin_memory=True)
-
-
-def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a host tensor lies in page-locked memory."""
-    return tensor.is_pinned()
+        try:
+            return torch.empty(size_bytes, dtype=torch.uint8, device=HOST, pin_memory=True)
+        except RuntimeError as error:
+            warnings.warn(
+                f"page-locked memory was refused ({error}); {size_bytes} bytes of staging memory "
+                "are pageable instead, and copies from there are slower",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return torch.empty(size_bytes, dtype=torch.uint8, device=HOST)
 
 
 def _use_count_function() -> Callable[[int], int] | None:

@@ -216,8 +216,13 @@ class Epoch:
                 # Not waited for at exit before the handler below has told it to end.
                 daemon=True,
             )
-            thread.start()
-            self._thread = thread
+            self._thread = thread  # before the start: an exception from outside may end that
+            try:
+                thread.start()
+            except RuntimeError:  # no thread is to be had
+                self._thread = None
+                self.source.give_back([batch])
+                raise
 
     def _collect_unused(self) -> None:
         assert self._channel is not None

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sidestream import device as seam
 from sidestream.epoch import Epoch, EpochIterator, Transfer
+from sidestream.reuse import ReuseGuard
 from sidestream.source import Source, Unused
 from sidestream.statistics import LoaderStatistics, Recorder
 from sidestream.transfer import PlainTransfer, StreamTransfer
@@ -251,10 +252,14 @@ class _Running:
     def _transfer(self, loader: AsynchronousLoader[Any]) -> Transfer:
         device = seam.resolve(loader._device)
         if device not in self._transfers:
+            buffer_size = loader._buffer_size
+            guard = None
+            if buffer_size and device.type != "meta" and not _makes_anew(loader._data):
+                guard = ReuseGuard(device, buffer_size + 2)
             self._transfers[device] = (
-                StreamTransfer(device, loader._transform, loader._buffer_size)
-                if loader._buffer_size and seam.has_streams(device)
-                else PlainTransfer(device, loader._transform)
+                StreamTransfer(device, loader._transform, guard, buffer_size)
+                if buffer_size and seam.has_streams(device)
+                else PlainTransfer(device, loader._transform, guard)
             )
         return self._transfers[device]
 
@@ -321,6 +326,11 @@ def _is_spent(data: Any) -> bool:
         return False
     # An iterator over an empty list is not used up: pickled, it still knows its position.
     return len(data.__reduce__()) < 3
+
+
+def _makes_anew(data: Any) -> bool:
+    """Whether the data surely does not write a batch it gave before: a list, worker processes."""
+    return isinstance(data, (list, tuple)) or getattr(data, "num_workers", 0) > 0
 
 
 def _is_one_shot(iterator: Any, data: Any) -> bool:

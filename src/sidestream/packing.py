@@ -81,10 +81,32 @@ def is_dense(leaf: torch.Tensor) -> bool:
     return leaf.is_contiguous() or target_stride(leaf) == leaf.stride()
 
 
+def repeats(leaf: torch.Tensor) -> bool:
+    """Whether an expanded dimension makes the tensor larger than what stands in memory."""
+    return any(step == 0 and n > 1 for n, step in zip(leaf.shape, leaf.stride(), strict=True))
+
+
+def without_repeats(leaf: torch.Tensor) -> torch.Tensor:
+    """The tensor before it was expanded."""
+    shape = [n if step else min(n, 1) for n, step in zip(leaf.shape, leaf.stride(), strict=True)]
+    return leaf.as_strided(shape, leaf.stride())
+
+
 def copy_direct(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Queue the copy of a dense page-locked tensor; it must live until the copy has ended."""
     target = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device)
     return target.copy_(leaf, non_blocking=True)
+
+
+class _Group:
+    """Tensors of one type that lie one behind the other."""
+
+    __slots__ = ("gaps", "leaves", "size_bytes")
+
+    def __init__(self) -> None:
+        self.leaves: list[torch.Tensor] = []
+        self.size_bytes = 0
+        self.gaps = False  # whether any of them needs padding to the alignment
 
 
 class Layout:
@@ -92,7 +114,7 @@ class Layout:
 
     def __init__(self) -> None:
         self.size_bytes = 0
-        self._packed: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._packed: dict[torch.dtype, _Group] = {}
         self._alone: list[torch.Tensor] = []
 
     def add(self, leaf: torch.Tensor) -> bool:
@@ -103,8 +125,14 @@ class Layout:
         dtype = leaf.dtype
         if dtype not in _PACKABLE or not leaf.is_contiguous():
             return False
-        self._packed.setdefault(dtype, []).append(leaf)
-        self.size_bytes += _aligned(size)
+        group = self._packed.get(dtype)
+        if group is None:
+            group = self._packed[dtype] = _Group()
+        group.leaves.append(leaf)
+        gap = -size % ALIGNMENT_BYTES
+        group.gaps = group.gaps or gap > 0
+        group.size_bytes += size + gap
+        self.size_bytes += size + gap
         return True
 
     def add_alone(self, leaf: torch.Tensor) -> None:
@@ -119,23 +147,21 @@ class Layout:
             moved.note(leaf, _copy_alone(leaf, slot, device))
 
     def _copy_packed(self, slot: Slot, device: torch.device, moved: Moved) -> None:
-        sizes = {
-            dtype: sum(_aligned(leaf.nbytes) for leaf in leaves)
-            for dtype, leaves in self._packed.items()
-        }
-        if not sizes:
+        if not self._packed:
             return
-        block = torch.empty(sum(sizes.values()), dtype=torch.uint8, device=device)
+        size = sum(group.size_bytes for group in self._packed.values())
+        block = torch.empty(size, dtype=torch.uint8, device=device)
         moved.storages.append(block.untyped_storage())
         start = 0
-        for dtype, leaves in self._packed.items():
-            parts, places = _with_padding(leaves)
-            group = block[start : start + sizes[dtype]]
-            start += sizes[dtype]
-            _stage(parts, slot.take(sizes[dtype]), group, dtype)
-            outs = torch._C._nn.unflatten_dense_tensors(group.view(dtype), parts)
-            for leaf, place in zip(leaves, places, strict=True):
-                out = outs[place].data  # with a version counter of its own (H7)
+        for dtype, group in self._packed.items():
+            parts = _with_padding(group.leaves) if group.gaps else group.leaves
+            end = start + group.size_bytes
+            target = block[start:end].view(dtype)
+            start = end
+            _stage(parts, slot.take(group.size_bytes), target, dtype)
+            outs = torch._C._nn.unflatten_dense_tensors(target, parts)
+            for leaf, out in zip(parts, outs, strict=True):
+                out = out.data  # with a version counter of its own (H7)
                 if out.stride() != leaf.stride():  # sizes of 1 may have any stride
                     out = out.as_strided(leaf.shape, leaf.stride())
                 moved.leaves[id(leaf)] = out
@@ -145,19 +171,15 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _with_padding(leaves: list[torch.Tensor]) -> tuple[list[torch.Tensor], range | list[int]]:
-    """The tensors with what brings each to a multiple of the alignment, and where they stand."""
-    gaps = [-leaf.nbytes % ALIGNMENT_BYTES for leaf in leaves]
-    if not any(gaps):
-        return leaves, range(len(leaves))
+def _with_padding(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, each followed by what brings it to a multiple of the alignment."""
     parts: list[torch.Tensor] = []
-    places: list[int] = []
-    for leaf, gap in zip(leaves, gaps, strict=True):
-        places.append(len(parts))
+    for leaf in leaves:
         parts.append(leaf)
+        gap = -leaf.nbytes % ALIGNMENT_BYTES
         if gap:
             parts.append(_padding(leaf.dtype, gap // leaf.element_size()))
-    return parts, places
+    return parts
 
 
 @functools.cache
@@ -176,7 +198,7 @@ def _stage(
     flat = [part.view(-1) for part in parts]
     if len(pieces) == 1:
         torch.cat(flat, out=pieces[0].view(dtype))
-        target.copy_(pieces[0], non_blocking=True)
+        target.copy_(pieces[0].view(dtype), non_blocking=True)
         return
     rest: Iterable[torch.Tensor] = flat
     start = 0
@@ -184,8 +206,8 @@ def _stage(
         room = piece.view(dtype)
         fits, rest = _split_after(rest, room.numel())
         torch.cat(fits, out=room)
-        target[start : start + piece.numel()].copy_(piece, non_blocking=True)
-        start += piece.numel()
+        target[start : start + room.numel()].copy_(room, non_blocking=True)
+        start += room.numel()
 
 
 def _split_after(

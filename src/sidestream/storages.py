@@ -1,12 +1,11 @@
 """Which device memory stands behind a leaf. Knows no streams.
 
-A plain tensor has one storage. Other layouts and wrapper subclasses are made of plain tensors,
-and an object that moves itself keeps its tensors where only it knows.
+A plain tensor has one storage. Other layouts and wrapper subclasses are made of plain tensors, and
+an object that moves itself keeps what it makes where only it knows.
 """
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,16 +20,9 @@ _COMPRESSED = {
 }
 
 
-def storages_of(leaf: Any, device: torch.device) -> Iterator[torch.UntypedStorage]:
-    """The storages on a device behind a tensor, or behind the tensors an object keeps.
-
-    An object's own attributes are looked at as they lie in it; none of its code is run (G12).
-    """
-    if not isinstance(leaf, torch.Tensor):
-        for tensor in _kept_tensors(leaf, set()):
-            yield from storages_of(tensor, device)
-        return
-    for part in _plain_parts(leaf):
+def storages_of(tensor: torch.Tensor, device: torch.device) -> Iterator[torch.UntypedStorage]:
+    """The storages on a device behind a tensor of any kind."""
+    for part in _plain_parts(tensor):
         if part.device == device:
             yield part.untyped_storage()
 
@@ -69,30 +61,3 @@ def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor.values()
     else:
         yield tensor
-
-
-def _kept_tensors(node: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Tensors in an object's attributes, in containers in them, and so on."""
-    if id(node) in seen or isinstance(node, (type, str, bytes)):
-        return
-    seen.add(id(node))
-    if isinstance(node, torch.Tensor):
-        yield node
-        return
-    children: list[Any] = []
-    if isinstance(node, dict):
-        children.extend(dict.values(node))
-    elif isinstance(node, (list, tuple, set, frozenset)):
-        children.extend(node)
-    children.extend(getattr(node, "__dict__", {}).values())
-    for kind in type(node).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            member = kind.__dict__.get(name)
-            if isinstance(member, types.MemberDescriptorType):
-                try:
-                    children.append(member.__get__(node, kind))
-                except AttributeError:
-                    continue
-    for child in children:
-        yield from _kept_tensors(child, seen)

@@ -22,8 +22,18 @@ import torch
 from sidestream import device as seam
 from sidestream.batch import movable_leaves, path_of, replace_leaves
 from sidestream.errors import annotate
-from sidestream.packing import Layout, Moved, can_stage, copy_direct, is_dense, target_stride
+from sidestream.packing import (
+    Layout,
+    Moved,
+    can_stage,
+    copy_direct,
+    is_dense,
+    repeats,
+    target_stride,
+    without_repeats,
+)
 from sidestream.release import Leases
+from sidestream.reuse import ReuseGuard
 from sidestream.staging import StagingPool
 from sidestream.storages import RecordedAllocations, storages_of
 
@@ -72,9 +82,12 @@ def move(batch: Any, device: torch.device) -> Any:
 class PlainTransfer:
     """Moves with `to`, in whatever thread calls; the reference for what a batch looks like."""
 
-    def __init__(self, device: torch.device, transform: Transform | None) -> None:
+    def __init__(
+        self, device: torch.device, transform: Transform | None, guard: ReuseGuard | None
+    ) -> None:
         self.device = device
         self._transform = transform
+        self._guard = guard
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """The surroundings in which the source is read; none here."""
@@ -85,6 +98,8 @@ class PlainTransfer:
 
     def load(self, batch: Any) -> Parcel:
         """Move a batch."""
+        if self._guard is not None:
+            batch = self._guard.protect(batch)
         batch = move(batch, self.device)
         if self._transform is not None:
             batch = self._transform(batch)
@@ -110,10 +125,16 @@ class StreamTransfer:
     """
 
     def __init__(
-        self, device: torch.device, transform: Transform | None, buffer_size: int
+        self,
+        device: torch.device,
+        transform: Transform | None,
+        guard: ReuseGuard | None,
+        buffer_size: int,
     ) -> None:
         self.device = device
         self._transform = transform
+        self._guard = guard
+        self._records = True
         self._process = os.getpid()
         self._side = seam.new_stream(device)
         self._leases = Leases(device, self._side)
@@ -139,14 +160,17 @@ class StreamTransfer:
         self._side.wait_event(seam.current_stream(self.device).record_event())
 
     def load(self, batch: Any) -> Parcel:
-        """Stage a batch and queue its copies; return before they have run."""
-        with self._loading, seam.using(self._side):
+        """Stage a batch and queue its copies; return before they have run.
+
+        Called inside `reading`: the side stream is current.
+        """
+        with self._loading:
+            if self._guard is not None:
+                batch = self._guard.protect(batch)
             moved = self._move(batch, movable_leaves(batch))
             batch = replace_leaves(batch, moved.leaves)
             if self._transform is not None:
-                batch = self._transform(batch)
-                for leaf in movable_leaves(batch):
-                    moved.storages.extend(storages_of(leaf, self.device))
+                batch = self._transformed(batch, self._transform, moved)
             ready = self._side.record_event() if moved.storages else None
             return Parcel(batch, ready, moved.storages, None)
 
@@ -206,6 +230,24 @@ class StreamTransfer:
                 slot.submit(self._side.record_event())  # also after an error: some may be queued
         return moved
 
+    def _transformed(self, batch: Any, transform: Transform, moved: Moved) -> Any:
+        """Run the transform, and add the memory of its result to what is leased.
+
+        Of tensors that is found in the result. Where the result has objects that keep their
+        tensors to themselves, what the transform allocates is recorded instead; the first call
+        is recorded too, to learn of which kind the results are.
+        """
+        with RecordedAllocations(self.device) if self._records else contextlib.nullcontext() as on:
+            batch = transform(batch)
+        leaves = movable_leaves(batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for tensor in tensors:
+            moved.storages.extend(storages_of(tensor, self.device))
+        self._records = len(tensors) < len(leaves)
+        if on is not None and self._records:
+            moved.storages.extend(on.storages)
+        return batch
+
     def _sort_large(
         self,
         leaf: torch.Tensor,
@@ -218,7 +260,7 @@ class StreamTransfer:
         elif leaf.is_pinned() and is_dense(leaf):
             moved.note(leaf, copy_direct(leaf, self.device))
             holders.append([leaf.untyped_storage()])
-        elif 0 in leaf.stride() and leaf.numel() > 1:
+        elif 0 in leaf.stride() and repeats(leaf):
             self._move_expanded(leaf, moved)
         else:
             layout.add_alone(leaf)
@@ -236,14 +278,12 @@ class StreamTransfer:
                 new = leaf.to(self.device)
             moved.storages.extend(recorded.storages)
         moved.leaves[id(leaf)] = new
-        moved.storages.extend(storages_of(new, self.device))
+        if isinstance(new, torch.Tensor):
+            moved.storages.extend(storages_of(new, self.device))
 
     def _move_expanded(self, leaf: torch.Tensor, moved: Moved) -> None:
         """Copy what there really is, and repeat it on the device."""
-        shape = [
-            1 if step == 0 else size for size, step in zip(leaf.shape, leaf.stride(), strict=True)
-        ]
-        once = leaf.as_strided(shape, leaf.stride())
+        once = without_repeats(leaf)
         there = self._move(once, [once]).leaves[id(once)]
         new = torch.empty_strided(
             leaf.shape, target_stride(leaf), dtype=leaf.dtype, device=self.device

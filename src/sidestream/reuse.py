@@ -1,0 +1,60 @@
+"""Sources that fill one buffer for every batch, where batches pass through without a copy (H9).
+
+A plain loop is done with a batch before it asks for the next. Here the next ones are read while a
+batch waits or is in use, and a source that writes them into the same memory would change it.
+Copies to a device take care of themselves; this is for tensors that already are where they should
+be. Knows no streams and no threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sidestream.batch import movable_leaves, replace_leaves
+
+
+class ReuseGuard:
+    """Copies the first batches, and further ones only if one came back in the same memory.
+
+    At most `buffer_size + 2` batches are read and not yet done with, so memory that comes back
+    later than that harms nobody, and memory that comes back earlier is seen in the first
+    `buffer_size + 2` batches.
+
+    Args:
+        device: Whose tensors pass through uncopied.
+        window: How many batches may be read and not yet done with [batches].
+    """
+
+    def __init__(self, device: torch.device, window: int) -> None:
+        self._device = device
+        self._left = window
+        self._reuses = False
+        self._seen: dict[int, torch.Tensor] = {}  # kept, so that no address is given out again
+
+    def protect(self, batch: Any) -> Any:
+        """The batch, or one with tensors of its own if the source may write them again."""
+        if not self._left and not self._reuses:
+            return batch
+        leaves = [leaf for leaf in movable_leaves(batch) if self._passes(leaf)]
+        if self._left:
+            self._left -= 1
+            addresses = {leaf.untyped_storage().data_ptr(): leaf for leaf in leaves}
+            self._reuses = self._reuses or not self._seen.keys().isdisjoint(addresses)
+            self._seen.update(addresses)
+            if not self._left:
+                self._seen.clear()
+        return replace_leaves(batch, {id(leaf): leaf.clone() for leaf in leaves})
+
+    def _passes(self, leaf: Any) -> bool:
+        """Whether this is a tensor here of which a copy would be the same in every respect."""
+        return (
+            type(leaf) is torch.Tensor
+            and leaf.device == self._device
+            and leaf.layout is torch.strided
+            and leaf.numel() > 0
+            and not (leaf.requires_grad or leaf.is_nested or leaf.is_quantized or leaf.is_conj())
+            and leaf.is_contiguous()
+            and not vars(leaf)
+        )
