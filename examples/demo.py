@@ -7,7 +7,7 @@ end with the same loss is compared bit for bit. Takes one to two minutes on two 
 Usage: scripts/demo [--device DEVICE] [--rounds N] [--epochs N] [--width N] [--output FOLDER]
 
   --device   where to train, as torch names it; default: the accelerator, or else the CPU
-  --rounds   how often each way runs in each part; default: 7
+  --rounds   how often each way runs in each part; default: 6
   --epochs   passes over the images in each run; default: 3
   --width    channels of the network's first layer: what a step costs grows with its square;
              default: 16 on a CPU, 256 elsewhere
@@ -391,7 +391,7 @@ def draw(runs: Runs, device: torch.device, path: Path) -> None:
                 begin, end = max(begin, 0), min(end, 1000 * window_s)
                 if begin >= end or (row == "copy" and device.type == "cpu"):
                     continue
-                axes.barh(height, end - begin, left=begin, color=colors[number % 10], height=0.8)
+                axes.barh(height, end - begin, left=begin, color=colors(number % 10), height=0.8)
                 if end - begin > 30 * window_s:  # wide enough for its number
                     axes.text((begin + end) / 2, height, str(number), ha="center", va="center")
         done = sum(start_s < batch["compute"][1] <= start_s + window_s for batch in spans)
@@ -403,6 +403,37 @@ def draw(runs: Runs, device: torch.device, path: Path) -> None:
             axes.text(0, 1, " on a CPU nothing is copied", va="center", color="gray")
     axes.set_xlabel("time [ms]; a colour and a number are one batch")
     figure.savefig(path, dpi=130)
+
+
+def busy_s() -> float | None:
+    """Time that all cores together have worked so far [s], for this process and all others.
+
+    Source:
+        proc(5), /proc/stat: user, nice, system, (idle, iowait,) irq, softirq, steal. Linux only.
+    """
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+    except FileNotFoundError:
+        return None
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+class OtherPrograms:
+    """How busy everything else keeps this machine."""
+
+    def __init__(self) -> None:
+        self.start = self._now()
+
+    def show(self) -> str:
+        """What others did since the start, in words."""
+        if self.start is None or (now := self._now()) is None:
+            return "What other programs did meanwhile is not known here."
+        cores = (now[0] - self.start[0]) / (now[1] - self.start[1])
+        return f"Meanwhile other programs kept {max(cores, 0):.2f} of {os.cpu_count()} cores busy."
+
+    def _now(self) -> tuple[float, float] | None:
+        busy = busy_s()
+        return None if busy is None else (busy - sum(os.times()[:4]), time.perf_counter())
 
 
 def print_machine(device: torch.device) -> None:
@@ -431,7 +462,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--device", help=argparse.SUPPRESS)
-    for name, default in (("--rounds", 7), ("--epochs", 3), ("--width", None)):
+    for name, default in (("--rounds", 6), ("--epochs", 3), ("--width", None)):
         parser.add_argument(name, type=int, default=default, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default="build/demo", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -470,6 +501,7 @@ def main() -> int:
     num_steps = len(dataset) // BATCH_SIZE * arguments.epochs * len(WAYS)
     tqdm.monitor_interval = 0  # no thread beside those that are measured
     parts = {}
+    others = OtherPrograms()
     with tqdm(total=num_steps * (1 + len(sources) * arguments.rounds), unit="step") as bar:
         trainer = Trainer(device, width, arguments.epochs, bar)
         bar.set_description("warming up")
@@ -481,6 +513,7 @@ def main() -> int:
     print()
     all_same = print_table(parts)
     print_seen(parts, device)
+    print(others.show())
     picture = arguments.output / "timelines.png"
     draw(parts[FILES], device, picture)
     print(f"Picture of the two timelines: {picture}")
