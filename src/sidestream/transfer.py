@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 import weakref
@@ -42,7 +43,13 @@ Transform: TypeAlias = Callable[[Any], Any]
 _alive: weakref.WeakSet[StreamTransfer] = weakref.WeakSet()
 
 
-@atexit.register
+@functools.cache
+def _close_all_at_exit() -> None:
+    # Registered now and not at import: what comes later runs earlier, and a device's own end is
+    # registered when the device is first used.
+    atexit.register(_close_all)
+
+
 def _close_all() -> None:
     """At exit no next hand-over comes; the epochs, registered later, have ended before this."""
     for transfer in list(_alive):
@@ -58,6 +65,8 @@ class Parcel:
     storages: list[torch.UntypedStorage]
     raw: Any
     """What the source gave, kept only where an unused batch must go back to it."""
+    shared: bool = False
+    """Whether some of the memory is the source's own."""
 
 
 @contextlib.contextmanager
@@ -143,6 +152,7 @@ class StreamTransfer:
         # Page-locked storages of the source, each list with the event after its copies.
         self._borrowed: deque[tuple[torch.Event, list[list[torch.UntypedStorage]]]] = deque()
         _alive.add(self)
+        _close_all_at_exit()
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Read the source with the side stream current.
@@ -169,14 +179,15 @@ class StreamTransfer:
                 batch = self._guard.protect(batch)
             moved = self._move(batch, movable_leaves(batch))
             batch = replace_leaves(batch, moved.leaves)
+            ready = moved.copied
             if self._transform is not None:
                 batch = self._transformed(batch, self._transform, moved)
-            ready = self._side.record_event() if moved.storages else None
-            return Parcel(batch, ready, moved.storages, None)
+                ready = self._side.record_event()
+            return Parcel(batch, ready, moved.storages, None, moved.shared)
 
     def hand_over(self, parcel: Parcel) -> Any:
         """Make the consumer's current stream wait for the batch's copies, and never the host."""
-        self._leases.hand_over(parcel.ready, parcel.storages)
+        self._leases.hand_over(parcel.ready, parcel.storages, shared=parcel.shared)
         return parcel.batch
 
     def wait_for_sources(self) -> None:
@@ -220,14 +231,17 @@ class StreamTransfer:
                 self._move_itself(batch, leaf, moved)
             elif not layout.add(leaf):
                 self._sort_large(leaf, layout, holders, moved)
-        if holders:
-            self._borrowed.append((self._side.record_event(), holders))
-        if layout.size_bytes:
-            slot = self._pool.acquire(layout.size_bytes)
-            try:
+        slot = self._pool.acquire(layout.size_bytes) if layout.size_bytes else None
+        try:
+            if slot is not None:
                 layout.copy(slot, self.device, moved)
-            finally:
-                slot.submit(self._side.record_event())  # also after an error: some may be queued
+        finally:  # also after an error: some copies may be queued
+            if moved.storages or slot is not None:
+                moved.copied = self._side.record_event()
+                if slot is not None:
+                    slot.submit(moved.copied)
+                if holders:
+                    self._borrowed.append((moved.copied, holders))
         return moved
 
     def _transformed(self, batch: Any, transform: Transform, moved: Moved) -> Any:
@@ -270,6 +284,7 @@ class StreamTransfer:
         tensor = isinstance(leaf, torch.Tensor)
         if tensor and leaf.device == self.device:
             new = leaf
+            moved.shared = True
         elif tensor:
             with naming(batch, leaf):
                 new = leaf.to(self.device)
