@@ -135,6 +135,8 @@ def check(
     def to_device(leaf: Any) -> Any:
         if id(leaf) not in cache:  # a plain loop that keeps aliases moves each leaf once
             cache[id(leaf)] = (leaf, leaf.to(device))
+            if getattr(leaf, "layout", None) is torch.sparse_csr:
+                skip_where_unreadable(cache[id(leaf)][1])
         return cache[id(leaf)][1]
 
     source = [make(lambda leaf: leaf)]
@@ -147,6 +149,13 @@ def check(
         return
     (got,) = list(loader) if loaded is None else loaded(loader)
     Comparison().same(got, want)
+
+
+def skip_where_unreadable(moved: torch.Tensor) -> None:
+    try:
+        moved.crow_indices()
+    except RuntimeError as error:
+        pytest.skip(f"this backend cannot look into a CSR tensor: {error}")
 
 
 # ---- the cases
@@ -688,7 +697,7 @@ TENSORS: list[Callable[[int], torch.Tensor]] = [
     lambda n: f(2 * n)[::2],
     lambda n: f(n).requires_grad_(),
     lambda n: torch.tensor(n),
-    lambda n: f(n).to_sparse(),
+    lambda n: torch.complex(f(n), f(n)).conj(),
 ]
 
 specs = st.lists(
