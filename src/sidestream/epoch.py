@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -73,6 +74,7 @@ class Epoch:
         self._thread: threading.Thread | None = None
         self._over: str | None = None
         _alive.add(self)
+        _close_all_at_exit()
 
     @property
     def is_over(self) -> bool:
@@ -315,7 +317,11 @@ def _produce(
         del error
 
 
-@atexit.register
+@functools.cache
+def _close_all_at_exit() -> None:
+    atexit.register(_close_all)
+
+
 def _close_all() -> None:
     """End all threads: one that is inside torch when the interpreter goes aborts the process."""
     epochs = list(_alive)

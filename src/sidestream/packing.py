@@ -42,6 +42,7 @@ class Moved:
     def __init__(self) -> None:
         self.leaves: dict[int, Any] = {}
         self.storages: list[torch.UntypedStorage] = []
+        self.shared = False  # whether some of them are the source's own
 
     def note(self, leaf: torch.Tensor, new: torch.Tensor) -> None:
         """Note a tensor that lies in a storage of its own."""

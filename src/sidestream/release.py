@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from sidestream import device as seam
 
@@ -45,6 +46,7 @@ class Leases:
         self._side = side
         self._lock = threading.RLock()
         self._number = 0
+        self._shared = False
         # Three ages of leases, each by the identity of its storage: the batch handed over
         # last, which the consumer surely still holds; the one before; and all that were kept.
         self._newest: _Leases = {}
@@ -52,9 +54,24 @@ class Leases:
         self._kept: OrderedDict[int, _Lease] = OrderedDict()
         # Consumer stream by id -> the stream, and the last hand-over at which it was current.
         self._met: dict[int, tuple[torch.Stream, int]] = {}
+        # What was still held at a `close`. The allocator knows its streams until then; those of
+        # later hand-overs are added as they come.
+        self._given_up: list[StorageWeakRef] = []
 
-    def hand_over(self, ready: torch.Event | None, storages: list[torch.UntypedStorage]) -> None:
+    def hand_over(
+        self,
+        ready: torch.Event | None,
+        storages: list[torch.UntypedStorage],
+        *,
+        shared: bool = False,
+    ) -> None:
         """Let the calling thread's current stream use a batch, and lease the batch's storages.
+
+        Args:
+            ready: The event after the batch's copies; None if there are none.
+            storages: The device memory that the batch lies in.
+            shared: Whether the source itself may write some of it again. From then on whatever
+                it queues is ordered after the use of the batches before.
 
         The order is worth a factor of two: this is called when the batch is already in hand, its
         copy queued, so that what the side stream is made to wait for here delays the copies
@@ -63,7 +80,10 @@ class Leases:
         stream = seam.current_stream(self._device)
         with self._lock:
             self._number += 1
-            self._met[stream.stream_id] = (stream, self._number)
+            self._shared = self._shared or shared
+            self._meet(stream)
+            if self._given_up:
+                self._record_given_up(stream)
             self._release(itertools.chain(self._recent, itertools.islice(self._kept, _LOOK_AT)))
             self._age()
             if ready is not None:
@@ -82,12 +102,14 @@ class Leases:
             self._release(itertools.chain(self._newest, self._recent, self._kept))
 
     def close(self) -> None:
-        """Let go of everything: no hand-over may follow that would look at what is still held."""
+        """Let go of everything, and leave what somebody still holds to the allocator."""
         with self._lock:
+            self._meet(seam.current_stream(self._device))
             self.sweep()
             for leases in (self._newest, self._recent, self._kept):
                 for key, (holder, since) in list(leases.items()):
                     _record_use(holder, self._streams_since(since))
+                    self._given_up.append(StorageWeakRef(holder[0]))  # type: ignore[no-untyped-call]
                     del leases[key]
             self._met.clear()
 
@@ -106,13 +128,29 @@ class Leases:
             if not seam.is_held(holder):
                 free.append(key)
                 oldest = min(oldest, since)
-        if not free:
+        if self._shared:
+            oldest = min(oldest, self._number - 1)
+        elif not free:
             return
         for stream in self._streams_since(oldest):
             self._side.wait_event(stream.record_event())
         for key in free:
             for leases in (self._newest, self._recent, self._kept):
                 leases.pop(key, None)
+
+    def _record_given_up(self, stream: torch.Stream) -> None:
+        self._given_up = [
+            ref
+            for ref in self._given_up
+            if not ref.expired()  # type: ignore[no-untyped-call]
+        ]
+        for ref in self._given_up:
+            storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+            if storage is not None:
+                _record_use([storage], [stream])
+
+    def _meet(self, stream: torch.Stream) -> None:
+        self._met[stream.stream_id] = (stream, self._number)
 
     def _lease(self, key: int) -> _Lease:
         return self._kept.get(key) or self._recent.get(key) or self._newest[key]

@@ -17,6 +17,9 @@ import torch
 # The least that is asked for at once: a page, the unit in which memory is locked.
 PAGE_BYTES = 4096
 
+# Up to this size [bytes] a slot is rounded up to one block: what that wastes is small.
+ONE_BLOCK_BYTES = 1 << 20
+
 
 class Copy(Protocol):
     """A copy under way; `torch.Event` is one."""
@@ -39,10 +42,10 @@ class State(enum.Enum):
 class Slot:
     """Page-locked memory for one batch.
 
-    The memory is a list of blocks, each a power of two in size, largest first, as many as one
-    batch needs to the page. Page-locking allocators round each request up to a power of two;
-    asked for such sizes only, they have nothing to round, and a slot that must grow keeps what it
-    has.
+    The memory is a list of blocks, each a power of two in size, as many as one batch needs to the
+    page. Page-locking allocators round each request up to a power of two; asked for such sizes
+    only, they have nothing to round, and a slot that must grow keeps what it has. Small slots are
+    one block, so that what is packed is in one piece.
     """
 
     def __init__(self, allocate: Callable[[int], torch.Tensor]) -> None:
@@ -62,6 +65,13 @@ class Slot:
         assert self.state is State.FREE, self.state
         self.state = State.FILLING
         self._used = 0
+        if size_bytes <= self.size_bytes:
+            return
+        if size_bytes <= ONE_BLOCK_BYTES:
+            self._blocks.clear()
+            pages = -(-size_bytes // PAGE_BYTES)
+            self._blocks.append(self._allocate(PAGE_BYTES << (pages - 1).bit_length()))
+            return
         missing = -(-(size_bytes - self.size_bytes) // PAGE_BYTES)
         while missing > 0:
             pages = 1 << (missing.bit_length() - 1)
@@ -137,16 +147,16 @@ class StagingPool:
     def acquire(self, size_bytes: int) -> Slot:
         """A slot in state FILLING with room for `size_bytes`.
 
-        Copies finish in the order they were queued in, so the slot used longest ago is the one
-        to look at, and, where all are in flight, the one to wait for.
+        New slots come first: after `max_slots` batches nothing is page-locked any more but for a
+        larger batch (H11). Copies finish in the order they were queued in, so the slot used
+        longest ago is the one that is free, or the one to wait for.
         """
-        if self._slots and self._slots[0].is_free():
-            slot = self._slots.popleft()
-        elif len(self._slots) < self._max_slots:
+        if len(self._slots) < self._max_slots:
             slot = Slot(self._allocate)
         else:
             slot = self._slots[0]
-            slot.wait()
+            if not slot.is_free():
+                slot.wait()
             self._slots.popleft()
         self._slots.append(slot)
         slot.begin(size_bytes)

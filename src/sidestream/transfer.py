@@ -44,7 +44,13 @@ Transform: TypeAlias = Callable[[Any], Any]
 _alive: weakref.WeakSet[StreamTransfer] = weakref.WeakSet()
 
 
-@atexit.register
+@functools.cache
+def _close_all_at_exit() -> None:
+    # Registered now and not at import: what comes later runs earlier, and a device's own end is
+    # registered when the device is first used.
+    atexit.register(_close_all)
+
+
 def _close_all() -> None:
     """At exit no next hand-over comes; the epochs, registered later, have ended before this."""
     for transfer in list(_alive):
@@ -60,6 +66,8 @@ class Parcel:
     storages: list[torch.UntypedStorage]
     raw: Any
     """What the source gave, kept only where an unused batch must go back to it."""
+    shared: bool = False
+    """Whether some of the memory is the source's own."""
 
 
 @contextlib.contextmanager
@@ -173,6 +181,7 @@ class StreamTransfer:
         # Page-locked storages of the source, each list with the event after its copies.
         self._borrowed: deque[tuple[torch.Event, list[list[torch.UntypedStorage]]]] = deque()
         _alive.add(self)
+        _close_all_at_exit()
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Read the source with the side stream current.
@@ -202,11 +211,11 @@ class StreamTransfer:
             if self._transform is not None:
                 batch = self._transformed(batch, self._transform, moved)
             ready = self._side.record_event() if moved.storages else None
-            return Parcel(batch, ready, moved.storages, None)
+            return Parcel(batch, ready, moved.storages, None, moved.shared)
 
     def hand_over(self, parcel: Parcel) -> Any:
         """Make the consumer's current stream wait for the batch's copies, and never the host."""
-        self._leases.hand_over(parcel.ready, parcel.storages)
+        self._leases.hand_over(parcel.ready, parcel.storages, shared=parcel.shared)
         return parcel.batch
 
     def wait_for_sources(self) -> None:
@@ -309,7 +318,9 @@ class StreamTransfer:
         with naming(batch, leaf):
             if not isinstance(leaf, torch.Tensor):
                 new = self._ask_to_move(leaf, holders, moved)
-            elif leaf.device != self.device:
+            elif leaf.device == self.device:
+                moved.shared = True
+            else:
                 new = leaf.to(self.device)
         moved.leaves[id(leaf)] = new
         if isinstance(new, torch.Tensor):
