@@ -24,18 +24,21 @@ def needs(name: str) -> Any:
 
 
 def assert_like_a_plain_loop(
-    make: Callable[[], Any], *, passes: int = 2, buffer_size: int = 2, close: Any = None
+    make: Callable[[], Any], *, passes: int = 2, close: Any = None, break_off: bool = True
 ) -> None:
-    """Hold passes over a source against a plain loop over one that was made in the same way."""
+    """Hold full passes, with one broken off between them, against a plain loop."""
     expected, given = make(), make()
-    loader = AsynchronousLoader(given, "cpu", buffer_size=buffer_size)
+    loader = AsynchronousLoader(given, "cpu")
     for _ in range(passes):
         want = list(expected)
         got = list(loader)
-        assert len(got) == len(want)
         assert len(want) > 1, "an empty source shows nothing"
+        assert len(got) == len(want)
         for number, (one, other) in enumerate(zip(got, want, strict=True)):
             Comparison().same(one, other, f"batch {number}")
+        for source in (expected, loader) if break_off else ():
+            for _batch in source:
+                break
     if close is not None:
         close(expected)
         close(given)
