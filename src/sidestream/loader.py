@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sidestream import device as seam
 from sidestream.epoch import Epoch, EpochIterator, Transfer
@@ -34,8 +34,10 @@ class AsynchronousLoader(Generic[BatchT]):
 
     Args:
         data: A DataLoader, any other iterable of batches, or a Dataset, for which a DataLoader is
-            made. A batch may be a tensor, or tensors in nested lists, tuples, dicts, dataclasses
-            and the like, or an object with a `to` method. What cannot be moved stays as it is.
+            made. An IterableDataset may be a pipeline that yields batches already: it is iterated
+            as it is, unless `dataloader_kwargs` are given. A batch may be a tensor, or tensors in
+            nested lists, tuples, dicts, dataclasses and the like, or an object with a `to`
+            method. What cannot be moved stays as it is.
         device: Where batches go; None for the current accelerator, or the CPU where there is
             none. Looked up at the first `iter()`, as an accelerator without an index is.
         buffer_size: How many batches may wait on the device, ready or in flight [batches]. 0 for
@@ -296,7 +298,7 @@ def _length_or_none(sized: Any) -> int | None:
 def _as_iterable(data: Any, dataloader_kwargs: dict[str, Any]) -> Any:
     """What to iterate: the data itself, or a DataLoader over a dataset."""
     names = ", ".join(dataloader_kwargs)
-    if isinstance(data, Dataset):
+    if isinstance(data, Dataset) and (dataloader_kwargs or not isinstance(data, IterableDataset)):
         accepted = inspect.signature(DataLoader).parameters
         unknown = [name for name in dataloader_kwargs if name not in accepted]
         if unknown:

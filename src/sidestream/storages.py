@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_HOST = torch.device("cpu")
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_bsr: ("crow_indices", "col_indices"),
@@ -45,6 +46,25 @@ class RecordedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(out, torch.Tensor):
                 self.storages.extend(storages_of(out, self._device))
         return result
+
+
+class RecordedCopies(RecordedAllocations):  # type: ignore[no-untyped-call]
+    """Notes the host memory that operations read, too.
+
+    Copies that an object queues of its own read memory that only they name.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.sources: list[torch.UntypedStorage] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operation and note the tensors that go in and come out."""
+        for arg in args:
+            for one in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(one, torch.Tensor):
+                    self.sources.extend(storages_of(one, _HOST))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import inspect
 import os
 import threading
 import weakref
@@ -36,7 +37,7 @@ from sidestream.packing import (
 from sidestream.release import Leases
 from sidestream.reuse import ReuseGuard
 from sidestream.staging import StagingPool
-from sidestream.storages import RecordedAllocations, storages_of
+from sidestream.storages import RecordedAllocations, RecordedCopies, storages_of
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -86,6 +87,34 @@ def move(batch: Any, device: torch.device) -> Any:
         with naming(batch, leaf):
             moved[id(leaf)] = leaf.to(device)
     return replace_leaves(batch, moved) if moved else batch
+
+
+def pinned_by_itself(leaf: Any) -> Any:
+    """What an object's own `pin_memory` gives, where its `to` can make use of it; else None."""
+    kind: Any = type(leaf)
+    if not _can_copy_behind(kind):
+        return None
+    try:
+        pinned = leaf.pin_memory()
+    except RuntimeError:  # refused: for want of memory, or during graph capture (H11)
+        return None
+    return pinned if type(pinned) is kind else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _can_copy_behind(kind: Any) -> bool:
+    """Whether objects of a class pin themselves, and their `to` says that it takes non_blocking.
+
+    A bare `**kwargs` says nothing: it may end in an error.
+    """
+    if not callable(getattr(kind, "pin_memory", None)):
+        return False
+    if kind is torch.nn.utils.rnn.PackedSequence:
+        return True
+    try:
+        return "non_blocking" in inspect.signature(kind.to).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 class PlainTransfer:
@@ -226,17 +255,18 @@ class StreamTransfer:
         moved = Moved()
         layout = Layout()
         holders: list[list[torch.UntypedStorage]] = []
-        for leaf in leaves:
-            if not can_stage(leaf):
-                self._move_itself(batch, leaf, moved)
-            elif not layout.add(leaf):
-                self._sort_large(leaf, layout, holders, moved)
-        slot = self._pool.acquire(layout.size_bytes) if layout.size_bytes else None
+        slot = None
         try:
-            if slot is not None:
+            for leaf in leaves:
+                if not can_stage(leaf):
+                    self._move_itself(batch, leaf, holders, moved)
+                elif not layout.add(leaf):
+                    self._sort_large(leaf, layout, holders, moved)
+            if layout.size_bytes:
+                slot = self._pool.acquire(layout.size_bytes)
                 layout.copy(slot, self.device, moved)
         finally:  # also after an error: some copies may be queued
-            if moved.storages or slot is not None:
+            if moved.storages or holders or slot is not None:
                 moved.copied = self._side.record_event()
                 if slot is not None:
                     slot.submit(moved.copied)
@@ -279,22 +309,45 @@ class StreamTransfer:
         else:
             layout.add_alone(leaf)
 
-    def _move_itself(self, batch: Any, leaf: Any, moved: Moved) -> None:
-        """Ask a leaf to move itself. Without `non_blocking`: its memory is not ours to keep."""
-        tensor = isinstance(leaf, torch.Tensor)
-        if tensor and leaf.device == self.device:
-            new = leaf
-            moved.shared = True
-        elif tensor:
-            with naming(batch, leaf):
+    def _move_itself(
+        self, batch: Any, leaf: Any, holders: list[list[torch.UntypedStorage]], moved: Moved
+    ) -> None:
+        """Ask a leaf to move itself.
+
+        Without `non_blocking`, unless it pins itself first: its memory is not ours to keep, and
+        where it can be kept, the copies out of it tell which it is.
+        """
+        new: Any = leaf
+        with naming(batch, leaf):
+            if not isinstance(leaf, torch.Tensor):
+                new = self._ask_to_move(leaf, holders, moved)
+            elif leaf.device == self.device:
+                moved.shared = True
+            else:
                 new = leaf.to(self.device)
-        else:
-            with naming(batch, leaf), RecordedAllocations(self.device) as recorded:
-                new = leaf.to(self.device)
-            moved.storages.extend(recorded.storages)
         moved.leaves[id(leaf)] = new
         if isinstance(new, torch.Tensor):
             moved.storages.extend(storages_of(new, self.device))
+
+    def _ask_to_move(
+        self, leaf: Any, holders: list[list[torch.UntypedStorage]], moved: Moved
+    ) -> Any:
+        pinned = pinned_by_itself(leaf)
+        if pinned is None:
+            with RecordedAllocations(self.device) as recorded:
+                new = leaf.to(self.device)
+            moved.storages.extend(recorded.storages)
+            return new
+        with RecordedCopies(self.device) as copies:
+            try:
+                new = pinned.to(self.device, non_blocking=True)
+            finally:
+                # Page-locked by the call above or by the user, and, where an object pinned only
+                # a part of itself, pageable: all are kept, and waited for where the source still
+                # holds them.
+                holders.extend([storage] for storage in copies.sources)
+        moved.storages.extend(copies.storages)
+        return new
 
     def _move_expanded(self, leaf: torch.Tensor, moved: Moved) -> None:
         """Copy what there really is, and repeat it on the device."""
