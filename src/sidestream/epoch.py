@@ -39,8 +39,12 @@ CLOSE_TIMEOUT_S = 10.0
 A DataLoader notices the death of a worker process after 5 s; the rest is a margin.
 """
 
-EXIT_TIMEOUT_S = 5.0
-"""The same at interpreter exit, for all epochs together [s]. Arbitrary: longer than a copy, and
+FORGET_TIMEOUT_S = 0.5
+"""How long a `break` waits for a read that is under way [s]. A plain loop would not wait at all;
+most reads are over by then, and the thread ends by itself when a longer one is."""
+
+EXIT_TIMEOUT_S = 2.0
+"""How long interpreter exit waits, for all epochs together [s]. Arbitrary: longer than a copy, and
 short enough not to be taken for a hang."""
 
 _numbers = itertools.count()
@@ -141,6 +145,19 @@ class Epoch:
             )
         self._collect_unused()
 
+    def forget(self) -> None:
+        """End the epoch, but do not wait long where the source keeps the thread.
+
+        Raises:
+            TimeoutError: As `close`.
+        """
+        try:
+            self.close(FORGET_TIMEOUT_S)
+        except TimeoutError:
+            if self.source.is_being_read:
+                raise
+            self.close()  # worker processes are being ended
+
     # ---- one batch
 
     def _next_inline(self) -> Any:
@@ -156,7 +173,7 @@ class Epoch:
                 self.close()
                 raise
         try:
-            return self._transfer.hand_over(_load(self._transfer, batch))
+            return self._transfer.hand_over(_load(self._transfer, batch, self.source.num_read - 1))
         except StopIteration as error:
             self.close()
             raise as_raisable(error) from error
@@ -256,22 +273,21 @@ class EpochIterator(Generic[BatchT]):
     def __del__(self) -> None:
         # Nobody could catch a time-out here. The loader joins the thread before it reads again.
         with contextlib.suppress(AttributeError, TimeoutError):
-            if is_reading():
-                self._epoch.stop()
-            else:
-                self._epoch.close()
+            self._epoch.stop()
+            if not is_reading():
+                self._epoch.forget()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pass under way cannot be copied or pickled; the loader can")
 
 
-def _load(transfer: Transfer, batch: Any, *, keep: bool = False) -> Parcel:
+def _load(transfer: Transfer, batch: Any, number: int, *, keep: bool = False) -> Parcel:
     try:
         parcel = transfer.load(batch)
         parcel.raw = batch if keep else None
         return parcel
     except BaseException as error:
-        annotate(error, f"raised on the way to {transfer.device}")
+        annotate(error, f"raised on the way to {transfer.device}, moving batch {number}")
         raise
 
 
@@ -285,7 +301,6 @@ def _produce(
     """
     error: BaseException | None = None
     clock = time.perf_counter
-    number = 0
     try:
         with transfer.reading():
             while True:
@@ -294,9 +309,8 @@ def _produce(
                     source.give_back([batch])
                     break
                 reserved = clock()
-                channel.put(_load(transfer, batch, keep=source.is_one_shot))
+                channel.put(_load(transfer, batch, source.num_read - 1, keep=source.is_one_shot))
                 del batch  # nothing of it may be held while the next one is read
-                number += 1
                 loaded = clock()
                 transfer.wait_for_sources()
                 batch = source.read()
@@ -308,7 +322,6 @@ def _produce(
     except EndOfSource:
         pass
     except BaseException as raised:  # noqa: BLE001 - this is where they all are caught
-        annotate(raised, f"in the loader's thread, after {number} batches")
         error = raised
     finally:
         batch = None

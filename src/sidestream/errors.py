@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 
 def annotate(error: BaseException, note: str) -> None:
-    """Add a note to an exception, once; `add_note` came with Python 3.11."""
-    notes = getattr(error, "__notes__", ())
-    if note in notes:
-        return
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*notes, note]  # type: ignore[attr-defined]
+    """Add a note to an exception, once. One that will have none stays as it is.
+
+    `BaseException.add_note` came with Python 3.11; the attribute it sets can be set before.
+    """
+    with contextlib.suppress(Exception):
+        notes = getattr(error, "__notes__", [])
+        if note not in notes:
+            error.__notes__ = [*notes, note]  # type: ignore[attr-defined]
 
 
 def as_raisable(error: BaseException) -> BaseException:

@@ -143,8 +143,10 @@ class AsynchronousLoader(Generic[BatchT]):
         return getattr(self._data, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
+        if name.startswith("_") or "_data" not in vars(self):
             object.__setattr__(self, name, value)
+        elif type(self) is not AsynchronousLoader and not hasattr(self._data, name):
+            object.__setattr__(self, name, value)  # a subclass may have attributes of its own
         elif hasattr(type(self), name) or not hasattr(self._data, name):
             raise AttributeError(
                 f"cannot set {name!r}: neither the loader nor the {type(self._data).__name__} in "

@@ -24,6 +24,10 @@ PACK_LIMIT_BYTES = 64 * 1024
 # widest vector loads ask for, and a multiple of every item size.
 ALIGNMENT_BYTES = 64
 
+# Up to this size [bytes] small tensors are flattened and joined in one call, at the price of
+# writing them twice: 64 of 4 KiB take 37 us so, and 58 us with a view of each.
+FLATTEN_LIMIT_BYTES = 512 * 1024
+
 # A large tensor is staged and copied in chunks of this size [bytes].
 CHUNK_BYTES = 8 << 20
 
@@ -43,6 +47,7 @@ class Moved:
         self.leaves: dict[int, Any] = {}
         self.storages: list[torch.UntypedStorage] = []
         self.shared = False  # whether some of them are the source's own
+        self.copied: torch.Event | None = None
 
     def note(self, leaf: torch.Tensor, new: torch.Tensor) -> None:
         """Note a tensor that lies in a storage of its own."""
@@ -102,12 +107,30 @@ def copy_direct(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
 class _Group:
     """Tensors of one type that lie one behind the other."""
 
-    __slots__ = ("gaps", "leaves", "size_bytes")
+    __slots__ = ("gaps", "leaves", "shape", "size_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, shape: torch.Size) -> None:
         self.leaves: list[torch.Tensor] = []
         self.size_bytes = 0
         self.gaps = False  # whether any of them needs padding to the alignment
+        self.shape: torch.Size | None = shape  # of all of them, if it is the same
+
+    def stage(self, dtype: torch.dtype, pieces: list[torch.Tensor], target: torch.Tensor) -> Any:
+        """Write the tensors into page-locked pieces, queue the copies, and part the target.
+
+        Tensors of one shape are joined and parted by one call each, the others by one call that
+        makes views of all.
+        """
+        if self.shape is not None and not self.gaps and len(pieces) == 1:
+            room = pieces[0].view(dtype)
+            shape = (len(self.leaves), *self.shape)
+            torch.stack(self.leaves, out=room.view(shape))
+            target.copy_(room, non_blocking=True)
+            return zip(self.leaves, target.view(shape).unbind(0), strict=True)
+        parts = _with_padding(self.leaves) if self.gaps else self.leaves
+        _stage(parts, pieces, target, dtype)
+        outs = torch._C._nn.unflatten_dense_tensors(target, parts)
+        return zip(parts, outs, strict=True)
 
 
 class Layout:
@@ -121,19 +144,21 @@ class Layout:
     def add(self, leaf: torch.Tensor) -> bool:
         """Take a tensor in if it is small enough to be packed."""
         size = leaf.nbytes
-        if not 0 < size <= PACK_LIMIT_BYTES:
-            return False
         dtype = leaf.dtype
-        if dtype not in _PACKABLE or not leaf.is_contiguous():
+        if not 0 < size <= PACK_LIMIT_BYTES or dtype not in _PACKABLE or not leaf.is_contiguous():
             return False
         group = self._packed.get(dtype)
         if group is None:
-            group = self._packed[dtype] = _Group()
+            group = self._packed[dtype] = _Group(leaf.shape)
+        elif group.shape is not None and group.shape != leaf.shape:
+            group.shape = None
         group.leaves.append(leaf)
         gap = -size % ALIGNMENT_BYTES
-        group.gaps = group.gaps or gap > 0
-        group.size_bytes += size + gap
-        self.size_bytes += size + gap
+        if gap:
+            group.gaps = True
+            size += gap
+        group.size_bytes += size
+        self.size_bytes += size
         return True
 
     def add_alone(self, leaf: torch.Tensor) -> None:
@@ -155,13 +180,10 @@ class Layout:
         moved.storages.append(block.untyped_storage())
         start = 0
         for dtype, group in self._packed.items():
-            parts = _with_padding(group.leaves) if group.gaps else group.leaves
             end = start + group.size_bytes
             target = block[start:end].view(dtype)
             start = end
-            _stage(parts, slot.take(group.size_bytes), target, dtype)
-            outs = torch._C._nn.unflatten_dense_tensors(target, parts)
-            for leaf, out in zip(parts, outs, strict=True):
+            for leaf, out in group.stage(dtype, slot.take(group.size_bytes), target):
                 out = out.data  # with a version counter of its own (H7)
                 if out.stride() != leaf.stride():  # sizes of 1 may have any stride
                     out = out.as_strided(leaf.shape, leaf.stride())
@@ -196,11 +218,15 @@ def _stage(
     dtype: torch.dtype,
 ) -> None:
     """Write small tensors one behind the other into page-locked pieces and queue the copies."""
-    flat = [part.view(-1) for part in parts]
     if len(pieces) == 1:
-        torch.cat(flat, out=pieces[0].view(dtype))
-        target.copy_(pieces[0].view(dtype), non_blocking=True)
+        room = pieces[0].view(dtype)
+        if room.nbytes <= FLATTEN_LIMIT_BYTES:
+            room.copy_(torch._C._nn.flatten_dense_tensors(parts))
+        else:
+            torch.cat([part.view(-1) for part in parts], out=room)
+        target.copy_(room, non_blocking=True)
         return
+    flat = [part.view(-1) for part in parts]
     rest: Iterable[torch.Tensor] = flat
     start = 0
     for piece in pieces:

@@ -51,7 +51,8 @@ class Source:
         self._num_batches = num_batches
         self._lock = lock
         self._unused = unused
-        self._num_read = 0
+        self.num_read = 0
+        self.is_being_read = False
 
     @property
     def is_one_shot(self) -> bool:
@@ -69,20 +70,23 @@ class Source:
             EndOfSource: After the last.
             BaseException: Whatever the source raises, with a note that names the batch.
         """
-        if self._num_batches is not None and self._num_read >= self._num_batches:
+        if self._num_batches is not None and self.num_read >= self._num_batches:
             raise EndOfSource
         _reading.depth = getattr(_reading, "depth", 0) + 1
         try:
             with self._lock:
+                self.is_being_read = True
                 batch = self._next()
         except StopIteration:
             raise EndOfSource from None
         except BaseException as error:
-            annotate(error, f"raised by the source, reading batch {self._num_read}")
+            thread = threading.current_thread().name
+            annotate(error, f"raised in thread {thread!r}, reading batch {self.num_read}")
             raise
         finally:
+            self.is_being_read = False
             _reading.depth -= 1
-        self._num_read += 1
+        self.num_read += 1
         return batch
 
     def give_back(self, batches: list[Any], error: BaseException | None = None) -> None:

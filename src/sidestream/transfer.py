@@ -208,9 +208,10 @@ class StreamTransfer:
                 batch = self._guard.protect(batch)
             moved = self._move(batch, movable_leaves(batch))
             batch = replace_leaves(batch, moved.leaves)
+            ready = moved.copied
             if self._transform is not None:
                 batch = self._transformed(batch, self._transform, moved)
-            ready = self._side.record_event() if moved.storages else None
+                ready = self._side.record_event()
             return Parcel(batch, ready, moved.storages, None, moved.shared)
 
     def hand_over(self, parcel: Parcel) -> Any:
@@ -254,21 +255,23 @@ class StreamTransfer:
         moved = Moved()
         layout = Layout()
         holders: list[list[torch.UntypedStorage]] = []
+        slot = None
         try:
             for leaf in leaves:
                 if not can_stage(leaf):
                     self._move_itself(batch, leaf, holders, moved)
                 elif not layout.add(leaf):
                     self._sort_large(leaf, layout, holders, moved)
-        finally:
-            if holders:  # also after an error: some copies may be queued
-                self._borrowed.append((self._side.record_event(), holders))
-        if layout.size_bytes:
-            slot = self._pool.acquire(layout.size_bytes)
-            try:
+            if layout.size_bytes:
+                slot = self._pool.acquire(layout.size_bytes)
                 layout.copy(slot, self.device, moved)
-            finally:
-                slot.submit(self._side.record_event())  # also after an error: some may be queued
+        finally:  # also after an error: some copies may be queued
+            if moved.storages or holders or slot is not None:
+                moved.copied = self._side.record_event()
+                if slot is not None:
+                    slot.submit(moved.copied)
+                if holders:
+                    self._borrowed.append((moved.copied, holders))
         return moved
 
     def _transformed(self, batch: Any, transform: Transform, moved: Moved) -> Any:

@@ -13,10 +13,10 @@ import random
 import threading
 
 import pytest
-import sidestream.simulator
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import sidestream.simulator
 from sidestream import AsynchronousLoader
 
 PROGRAMS = 300

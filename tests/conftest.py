@@ -1,0 +1,46 @@
+"""What all tests share: the targets, and the check that no test leaves anything behind."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+pytest.register_assert_rewrite("support")
+
+from support.leaks import Snapshot  # noqa: E402 - rewritten, so that a failure shows its values
+
+DEVICES = ["cpu", "meta"]  # 'meta': a transfer really happens, but there are no values to see
+BUFFER_SIZES = [0, 1, 2, 9]
+LENGTHS = [0, 1, 5]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=BUFFER_SIZES, ids=lambda size: f"buffer{size}")
+def buffer_size(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(params=LENGTHS, ids=lambda length: f"length{length}")
+def length(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that leaves a thread, a child process or an iterator behind.
+
+    A failing test is not asked: its traceback keeps its frames and what they hold alive.
+    """
+    gc.freeze()  # sets aside what lives already, so that a collection costs little
+    before = Snapshot()
+    result = yield
+    leaks = before.leaks()
+    if leaks:
+        pytest.fail("left behind:\n" + "\n".join(leaks), pytrace=False)
+    return result
