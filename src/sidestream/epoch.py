@@ -92,6 +92,11 @@ class Epoch:
         """Whether it was told to end, or has ended."""
         return self._over is not None
 
+    @property
+    def num_waiting(self) -> int:
+        """How many batches wait for the consumer [batches]."""
+        return 0 if self._channel is None else len(self._channel)
+
     def next(self) -> Any:
         """The next batch, ready for use on the stream that is current in the calling thread.
 

@@ -284,6 +284,11 @@ class _Running:
             self._unused.clear()
             self._resume = state
 
+    @property
+    def num_waiting(self) -> int:
+        """How many batches wait for a consumer, in all passes under way [batches]."""
+        return sum(epoch.num_waiting for epoch in self._epochs if not epoch.is_stopped)
+
     def close(self) -> None:
         """End all passes; then give memory back."""
         with self._opening:
