@@ -26,7 +26,7 @@ from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 from sidestream.channel import Channel, ChannelEnd
 from sidestream.context import ThreadState
 from sidestream.errors import annotate, as_raisable
-from sidestream.source import EndOfSource, Source, is_reading
+from sidestream.source import EndOfSource, Source, begin_thread, is_reading
 from sidestream.statistics import Recorder
 from sidestream.transfer import Parcel, PlainTransfer, StreamTransfer
 
@@ -301,6 +301,7 @@ def _produce(
     """
     error: BaseException | None = None
     clock = time.perf_counter
+    begin_thread()
     try:
         with transfer.reading():
             while True:

@@ -19,6 +19,11 @@ class EndOfSource(Exception):  # noqa: N818 - an end, not an error
     """The source has no further batch. Not a `StopIteration`, which a generator would swallow."""
 
 
+def begin_thread() -> None:
+    """Say that the calling thread is a loader's."""
+    _reading.depth = 1
+
+
 def is_reading() -> bool:
     """Whether the calling thread is inside a source, or is a loader's thread.
 
@@ -80,8 +85,8 @@ class Source:
         except StopIteration:
             raise EndOfSource from None
         except BaseException as error:
-            thread = threading.current_thread().name
-            annotate(error, f"raised in thread {thread!r}, reading batch {self.num_read}")
+            where = "the loader's thread" if _reading.depth > 1 else "the caller's thread"
+            annotate(error, f"raised in {where}, reading batch {self.num_read}")
             raise
         finally:
             self.is_being_read = False
