@@ -26,7 +26,7 @@ from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 from sidestream.channel import Channel, ChannelEnd
 from sidestream.context import ThreadState
 from sidestream.errors import annotate, as_raisable
-from sidestream.source import EndOfSource, Source, is_reading
+from sidestream.source import EndOfSource, Source, begin_thread, is_reading
 from sidestream.statistics import Recorder
 from sidestream.transfer import Parcel, PlainTransfer, StreamTransfer
 
@@ -77,6 +77,8 @@ class Epoch:
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._over: str | None = None
+        self.position = source.position
+        """After the batch delivered last."""
         _alive.add(self)
         _close_all_at_exit()
 
@@ -172,13 +174,16 @@ class Epoch:
             try:
                 batch = self.source.read()
             except EndOfSource:
+                self.position = self.source.position
                 self.close()
                 raise StopIteration from None
             except BaseException:
                 self.close()
                 raise
         try:
-            return self._transfer.hand_over(_load(self._transfer, batch, self.source.num_read - 1))
+            batch = self._transfer.hand_over(_load(self._transfer, self.source, batch))
+            self.position = self.source.position
+            return batch
         except StopIteration as error:
             self.close()
             raise as_raisable(error) from error
@@ -196,11 +201,13 @@ class Epoch:
         else:
             batch = self._transfer.hand_over(parcel)
             channel.release()
+            self.position = parcel.position
             return batch
         if self._over is not None:
             self._raise_over()
         self.close()
         if error is None:
+            self.position = self.source.position
             raise StopIteration
         try:
             raise as_raisable(error)
@@ -228,6 +235,7 @@ class Epoch:
                     batch = self.source.read()
                     self._recorder.add(source_wait_s=time.perf_counter() - start)
             except EndOfSource:
+                self.position = self.source.position
                 self.close()
                 raise StopIteration from None
             except BaseException:
@@ -286,12 +294,15 @@ class EpochIterator(Generic[BatchT]):
         raise TypeError("a pass under way cannot be copied or pickled; the loader can")
 
 
-def _load(transfer: Transfer, batch: Any, number: int, *, keep: bool = False) -> Parcel:
+def _load(transfer: Transfer, source: Source, batch: Any) -> Parcel:
+    """Load the batch that was read last."""
     try:
         parcel = transfer.load(batch)
-        parcel.raw = batch if keep else None
+        parcel.raw = batch if source.is_one_shot else None
+        parcel.position = source.position
         return parcel
     except BaseException as error:
+        number = source.num_read - 1
         annotate(error, f"raised on the way to {transfer.device}, moving batch {number}")
         raise
 
@@ -306,6 +317,7 @@ def _produce(
     """
     error: BaseException | None = None
     clock = time.perf_counter
+    begin_thread()
     try:
         with transfer.reading():
             while True:
@@ -314,7 +326,7 @@ def _produce(
                     source.give_back([batch])
                     break
                 reserved = clock()
-                channel.put(_load(transfer, batch, source.num_read - 1, keep=source.is_one_shot))
+                channel.put(_load(transfer, source, batch))
                 del batch  # nothing of it may be held while the next one is read
                 loaded = clock()
                 transfer.wait_for_sources()

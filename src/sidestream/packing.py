@@ -17,7 +17,7 @@ import torch
 
 from sidestream.staging import Slot
 
-# Tensors up to this size [bytes] are packed.
+# Tensors up to this size [bytes] are packed; docs/tuning.md has the measurement.
 PACK_LIMIT_BYTES = 64 * 1024
 
 # Every tensor starts at a multiple of this [bytes], on the host and on the device: what the
