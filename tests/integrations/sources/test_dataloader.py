@@ -123,7 +123,9 @@ def test_shuffling_draws_the_same_order_after_a_break(num_workers: int) -> None:
         next(iter(loader))
         return [batch["index"].tolist() for _ in range(2) for batch in loader]
 
-    assert orders(lambda loader: AsynchronousLoader(loader, "cpu")) == orders(lambda loader: loader)
+    assert orders(lambda loader: AsynchronousLoader(loader, "cpu")) == orders(
+        lambda loader: loader
+    )
 
 
 def test_a_stream_of_batches_is_taken_as_it_is() -> None:
