@@ -327,7 +327,7 @@ class _Running:
         if device not in self._transfers:
             buffer_size = loader._buffer_size
             guard = None
-            if buffer_size and device.type != "meta" and not _makes_anew(loader._data):
+            if buffer_size and not _makes_anew(loader._data):
                 guard = ReuseGuard(device, buffer_size + 2)
             self._transfers[device] = (
                 StreamTransfer(device, loader._transform, guard, buffer_size)

@@ -449,6 +449,25 @@ def test_a_tensor_that_is_there_already_is_passed_through(device: str) -> None:
     assert got[1].device == there.device
 
 
+class Refilling:
+    """Fills one numpy array for every batch (H9)."""
+
+    def __iter__(self) -> Iterator[Any]:
+        array = np.zeros((2, 3))
+        for number in range(8):
+            array.fill(number)
+            yield {"array": array, "number": number, "same": [array]}
+
+
+@pytest.mark.parametrize("buffer_size", [0, 1, 2, 9])
+def test_an_array_that_is_filled_again_shows_each_value_in_time(
+    device: str, buffer_size: int
+) -> None:
+    for batch in AsynchronousLoader(Refilling(), device, buffer_size=buffer_size):
+        assert (batch["array"] == batch["number"]).all()
+        assert batch["same"][0] is batch["array"]
+
+
 # ---- what is no container, and what cannot be rebuilt
 
 
