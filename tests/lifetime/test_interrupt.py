@@ -132,3 +132,32 @@ for _ in AsynchronousLoader(Counting(None), "cpu"):
         assert script.returncode in (-signal.SIGINT, 130)
         assert script.stderr.count("Traceback") == 1
         assert "Exception ignored" not in script.stderr
+
+
+def test_ctrl_c_while_a_broken_off_pass_is_being_ended_is_not_lost() -> None:
+    """A finalizer swallows what is raised in it, and after a `break` one is running."""
+    text = """
+source = Blocking(at=1)
+iterator = iter(AsynchronousLoader(source, "cpu"))
+next(iterator)
+assert source.entered.wait(10)
+
+def watch():
+    wait_until_blocked(threading.main_thread())
+    say("ending the pass")
+
+ready = threading.Event()
+watcher = Worker(lambda: (ready.wait(10), watch()))
+try:
+    ready.set()
+    del iterator
+    say("lost", threading.Event().wait(1))
+except KeyboardInterrupt:
+    source.gate.set()
+    say("answered")
+"""
+    with running(text) as script:
+        script.wait_for("ending the pass")
+        script.interrupt()
+        script.finish(8)
+        script.assert_clean("ending the pass", "answered")

@@ -6,7 +6,9 @@ of that, as its `__main__`, down to the interpreter's real end. `fresh=True` sta
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import selectors
 import signal
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import sidestream
+from support import leaks
 
 PREAMBLE = """
 import gc, os, signal, sys, threading, time
@@ -31,7 +34,8 @@ from support.waiting import Worker, loader_threads, wait_until, wait_until_block
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may inherit 'ignore'
 
 def say(*words):
-    print(*words, flush=True)
+    sys.stdout.write(" ".join(map(str, words)) + chr(10))  # at once: other threads say things too
+    sys.stdout.flush()
 
 """
 
@@ -99,6 +103,7 @@ class Template:
         self._requests = ours
         with theirs:
             self._process = _start(TEMPLATE, str(theirs.fileno()), pass_fds=[theirs.fileno()])
+        self.pid = self._process.pid
 
     def start(self, text: str, out: int, err: int) -> int:
         """Run a script, and give the pipe on which its id and its exit code come."""
@@ -112,20 +117,15 @@ class Template:
         self._process.wait(20)
 
 
-_template: list[Template] = []
-
-
-@contextlib.contextmanager
-def template() -> Iterator[None]:
-    """Where there is fork: keep a template for the scripts that run meanwhile."""
+@functools.cache
+def template() -> Template | None:
+    """The one of this process, from the first script on; None where there is no fork."""
     if not hasattr(os, "fork"):
-        yield
-        return
-    _template.append(Template())
-    try:
-        yield
-    finally:
-        _template.pop().close()
+        return None
+    made = Template()
+    atexit.register(made.close)
+    leaks.KEPT.add(made.pid)
+    return made
 
 
 class Script:
@@ -136,13 +136,15 @@ class Script:
         self.stdout = ""
         self.stderr = ""
         self.returncode: int | None = None
+        self._waited = 0  # where in the output the line ends that was waited for last
         out, their_out = os.pipe()
         err, their_err = os.pipe()
         self._open = {out: "stdout", err: "stderr"}
         self._process = None
         self._status = None
-        if _template and not fresh:
-            self._status = open(_template[-1].start(text, their_out, their_err), "rb")  # noqa: SIM115
+        forks = None if fresh else template()
+        if forks is not None:
+            self._status = open(forks.start(text, their_out, their_err), "rb")  # noqa: SIM115
         else:
             self._process = _start(text, stdout=their_out, stderr=their_err)
         os.close(their_out)
@@ -150,10 +152,11 @@ class Script:
         self.pid = self._process.pid if self._process else int(self._status.readline())
 
     def wait_for(self, line: str, limit_s: float = 20.0) -> None:
-        """Read its output up to this line."""
+        """Read its output up to this line, after the one waited for before."""
         until = time.monotonic() + limit_s
-        while line not in self.stdout.splitlines():
+        while f"\n{line}\n" not in f"\n{self.stdout[self._waited :]}":
             assert self._read(until), f"no {line!r} before its end:\n{self.stdout}{self.stderr}"
+        self._waited += f"\n{self.stdout[self._waited :]}".index(f"\n{line}\n") + len(line) + 1
 
     def interrupt(self) -> None:
         """What Ctrl-C does."""
