@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 import os
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sidestream import device as seam
 from sidestream.epoch import Epoch, EpochIterator, Transfer
+from sidestream.resume import Start, check_state, fresh_state, restore
 from sidestream.reuse import ReuseGuard
 from sidestream.source import Source, Unused
 from sidestream.statistics import LoaderStatistics, Recorder
@@ -120,6 +122,36 @@ class AsynchronousLoader(Generic[BatchT]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass stands after the batch delivered last, never where the read-ahead is.
+
+        In the middle of a pass, also one that was broken off, the rest of it comes after
+        `load_state_dict`; after its end the next one. The state holds what is needed to make the
+        batches that a plain loop would give then: the source's own state, where it has one; else
+        the position and the random numbers that the pass began with. It can be pickled.
+
+        Raises:
+            TypeError: If the source cannot be resumed, a generator for example; says why.
+
+        Threads:
+            Any, at any time.
+        """
+        return self._run_here().state_dict(self._data)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the batch that `state_dict` spoke of: with the next `iter()`.
+
+        Passes under way are closed; their iterators raise a RuntimeError. A sampler leaves out
+        what was delivered, without reading it; an iterable that is no DataLoader and has no state
+        is read again from its beginning.
+
+        Raises:
+            ValueError: If the state is damaged, or does not fit the source.
+            TypeError: If the source cannot be resumed.
+            TimeoutError: As `close`.
+        """
+        self._run_here().load_state_dict(state, self._data)
+
     def statistics(self) -> LoaderStatistics:
         """What the loader has done so far."""
         return self._run_here().recorder.snapshot()
@@ -134,9 +166,8 @@ class AsynchronousLoader(Generic[BatchT]):
     # ---- the wrapped loader shows through
 
     def __getattr__(self, name: str) -> Any:
-        # Public names only: frameworks act on private ones wherever they find them. And no state
-        # methods: the source's own state is ahead of what was delivered.
-        if name.startswith("_") or name in _NOT_FORWARDED:
+        # Public names only: frameworks act on private ones wherever they find them.
+        if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name == "set_epoch":
             return self._find_set_epoch()
@@ -204,6 +235,9 @@ class _Running:
         self._epochs: list[Epoch] = []
         self._transfers: dict[torch.device, Transfer] = {}
         self._unused: Unused = deque()
+        self._start: Start | None = None
+        self._latest: Epoch | None = None
+        self._resume: dict[str, Any] | None = None
 
     def begin(self, loader: AsynchronousLoader[Any]) -> Epoch:
         """Start a pass: `iter` of the data, in the caller's thread."""
@@ -211,32 +245,63 @@ class _Running:
         with self._opening:
             transfer = self._transfer(loader)
             self._make_room(data)
+            start = Start(data, self._resume)
             with self._reading:
-                iterator = iter(data)
+                iterator = start.open()
+            self._resume = None
+            self._start = start
             for epoch in self._epochs:
                 if epoch.source.reads(iterator):
                     epoch.close(reason=_TAKEN_OVER)
             source = Source(
                 iterator,
+                start,
                 loader._num_batches,
                 self._reading,
                 self._unused if _is_one_shot(iterator, data) else None,
             )
             epoch = Epoch(source, transfer, loader._buffer_size, self.recorder)
             self._epochs.append(epoch)
+            self._latest = epoch
             self.recorder.add(num_epochs=1)
             return epoch
+
+    def state_dict(self, data: Any) -> dict[str, Any]:
+        """The state after the batch delivered last, or the one that the next pass begins with."""
+        with self._opening:
+            if self._resume is not None:
+                return copy.deepcopy(self._resume)
+            if self._start is None or self._latest is None:
+                return fresh_state(data)
+            return self._start.state_at(self._latest.position)
+
+    def load_state_dict(self, state: dict[str, Any], data: Any) -> None:
+        """Close all passes, and let the next one begin at a state."""
+        state = check_state(state, data)
+        with self._opening:
+            self._end_all(_RESTORED)
+            restore(state, data)
+            self._unused.clear()
+            self._resume = state
+
+    @property
+    def num_waiting(self) -> int:
+        """How many batches wait for a consumer, in all passes under way [batches]."""
+        return sum(epoch.num_waiting for epoch in self._epochs if not epoch.is_stopped)
 
     def close(self) -> None:
         """End all passes; then give memory back."""
         with self._opening:
-            for epoch in self._epochs:
-                epoch.stop()
-            for epoch in self._epochs:
-                epoch.close()
-            self._epochs.clear()
+            self._end_all("")
             for transfer in self._transfers.values():
                 transfer.close()
+
+    def _end_all(self, reason: str) -> None:
+        for epoch in self._epochs:
+            epoch.stop(reason)
+        for epoch in self._epochs:
+            epoch.close()
+        self._epochs.clear()
 
     def _make_room(self, data: Any) -> None:
         """Let no two threads into the data.
@@ -249,7 +314,11 @@ class _Running:
         for epoch in self._epochs:
             if epoch.is_stopped:
                 epoch.close()
-            elif epoch.source.reads(data) or (shared is not None and epoch.source.reads(shared)):
+            elif (
+                epoch.source.is_one_shot  # also when all is read and some not yet delivered
+                or epoch.source.reads(data)
+                or (shared is not None and epoch.source.reads(shared))
+            ):
                 epoch.close(reason=_TAKEN_OVER)
         self._epochs = [epoch for epoch in self._epochs if not epoch.is_over]
 
@@ -268,7 +337,7 @@ class _Running:
         return self._transfers[device]
 
 
-_NOT_FORWARDED = frozenset({"state_dict", "load_state_dict"})
+_RESTORED = "the loader was given another state; call iter() on it again"
 
 _TAKEN_OVER = (
     "a newer iterator of this loader has taken over: both would read the same iterator of the "

@@ -1,4 +1,4 @@
-"""The source of one epoch: its iterator, read by one thread at a time. Knows no torch."""
+"""The source of one epoch: its iterator, read by one thread at a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from sidestream.errors import annotate
+from sidestream.resume import Position, Start
 
 Unused: TypeAlias = deque[tuple[Any, BaseException | None]]
 """Batches that were read from a one-shot iterator and not used, and the error behind them."""
@@ -38,6 +39,7 @@ class Source:
 
     Args:
         iterator: What `iter` of the user's data gave.
+        start: How the pass begins: reads the first batch, and takes positions.
         num_batches: The most to read [batches]; None for no limit.
         lock: Held while reading. All epochs of a loader share it: a dataset need not stand being
             used by two threads at once.
@@ -48,15 +50,20 @@ class Source:
     def __init__(
         self,
         iterator: Iterator[Any],
+        start: Start,
         num_batches: int | None,
         lock: threading.RLock,
         unused: Unused | None,
     ) -> None:
         self._iterator: Iterator[Any] | None = iterator
+        self._start = start
+        self._first = True
         self._num_batches = num_batches
         self._lock = lock
         self._unused = unused
-        self.num_read = 0
+        self.num_read = start.position.num_batches
+        self.position: Position = start.position
+        """After the batch read last."""
         self.is_being_read = False
 
     @property
@@ -76,14 +83,21 @@ class Source:
             BaseException: Whatever the source raises, with a note that names the batch.
         """
         if self._num_batches is not None and self.num_read >= self._num_batches:
+            self.position = self._start.cut_short(self.position)
             raise EndOfSource
         _reading.depth = getattr(_reading, "depth", 0) + 1
         try:
             with self._lock:
                 self.is_being_read = True
-                batch = self._next()
-        except StopIteration:
-            raise EndOfSource from None
+                try:
+                    batch = self._next()
+                except StopIteration:
+                    self.position = self._start.snapshot(self.num_read, finished=True)
+                    raise EndOfSource from None
+                self.num_read += 1
+                self.position = self._start.snapshot(self.num_read)
+        except EndOfSource:
+            raise
         except BaseException as error:
             where = "the loader's thread" if _reading.depth > 1 else "the caller's thread"
             annotate(error, f"raised in {where}, reading batch {self.num_read}")
@@ -91,7 +105,6 @@ class Source:
         finally:
             self.is_being_read = False
             _reading.depth -= 1
-        self.num_read += 1
         return batch
 
     def give_back(self, batches: list[Any], error: BaseException | None = None) -> None:
@@ -113,4 +126,7 @@ class Source:
             return batch
         if self._iterator is None:
             raise EndOfSource
+        if self._first:
+            self._first = False
+            return self._start.first(self._iterator.__next__)
         return next(self._iterator)

@@ -68,6 +68,8 @@ class Parcel:
     """What the source gave, kept only where an unused batch must go back to it."""
     shared: bool = False
     """Whether some of the memory is the source's own."""
+    position: Any = None
+    """Where the pass stands once this batch is delivered."""
 
 
 @contextlib.contextmanager

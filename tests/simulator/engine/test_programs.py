@@ -1,6 +1,7 @@
 """Random programs: sources, consumers, breaks, kept batches, stream switches. 0 races, all values.
 
-Each is made from one seed. The suite runs a few hundred; more by
+Each is made from one seed, or by Hypothesis, which shrinks what fails. The suite runs a few
+hundred; more by
 
     python tests/simulator/engine/test_programs.py --programs 5000 --first 0
 """
@@ -14,6 +15,7 @@ import threading
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings, strategies
 from torch.utils.data import DataLoader, TensorDataset
 
 import sidestream.simulator
@@ -103,8 +105,8 @@ def joined(batch):
 class Program:
     """One random program, and what it found."""
 
-    def __init__(self, seed):
-        self.draw = random.Random(seed)
+    def __init__(self, draw):
+        self.draw = draw
         self.count = self.draw.randint(0, 12)
         self.kind = self.draw.choice(
             ["list", "iterator", "pageable", "pinned", "device", "DataLoader"]
@@ -175,16 +177,16 @@ class Program:
         self.current = stream
 
 
+def check(program, name):
+    count, wrong = program.run()
+    races = sidestream.simulator.races()
+    assert not races, f"program {name} ({program.kind}): {races[0]}"
+    assert not wrong, f"program {name} ({program.kind}): {wrong} of {count} wrong"
+    return count
+
+
 def run_programs(seeds):
-    checked = 0
-    for seed in seeds:
-        program = Program(seed)
-        count, wrong = program.run()
-        races = sidestream.simulator.races()
-        assert not races, f"program {seed} ({program.kind}): {races[0]}"
-        assert not wrong, f"program {seed} ({program.kind}): {wrong} of {count} wrong"
-        checked += count
-    return checked
+    return sum(check(Program(random.Random(seed)), seed) for seed in seeds)
 
 
 @pytest.mark.timeout(120)
@@ -194,6 +196,13 @@ def test_random_programs_see_right_values_and_no_race(simulator, part):
     assert run_programs(range(part * each, (part + 1) * each)) > 10 * each
     gc.collect()
     assert [t.name for t in threading.enumerate() if t.name.startswith("sidestream")] == []
+
+
+@pytest.mark.timeout(120)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(draw=strategies.randoms(use_true_random=False))
+def test_programs_that_hypothesis_makes_see_right_values_and_no_race(simulator, draw):
+    check(Program(draw), "by Hypothesis")
 
 
 def main():

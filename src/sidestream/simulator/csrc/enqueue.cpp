@@ -1,5 +1,6 @@
 // Putting work into queues, and the host waiting for it. Here the vector clocks move.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "counters.h"
@@ -148,8 +149,19 @@ static VectorClock clock_of(Stream* stream) {
   return stream->clock;
 }
 
+static std::atomic<int> waiting{0};
+int threads_waiting() { return waiting; }
+
+namespace {
+struct Waiting {
+  Waiting() { waiting++; }
+  ~Waiting() { waiting--; }
+};
+}  // namespace
+
 void synchronize(Stream* stream, bool host_learns) {
   if (in_forked_child() || is_down()) return;
+  Waiting scope;
   auto clock = clock_of(stream);
   if (stream->started()) stream->drain();
   if (host_learns) learn(clock);
@@ -158,6 +170,7 @@ void synchronize(Stream* stream, bool host_learns) {
 
 void synchronize_device(int device) {
   if (in_forked_child() || is_down()) return;
+  Waiting scope;
   for (int id = 0; id < kStreamsPerDevice; id++) {
     Stream& stream = *stream_at(checked_device(device), id);
     if (!stream.started()) continue;
@@ -170,6 +183,7 @@ void synchronize_device(int device) {
 
 void synchronize_mark(const MarkPtr& mark) {
   if (in_forked_child() || is_down()) return;
+  Waiting scope;
   mark->wait();
   learn(mark->clock);
   raise_pending();

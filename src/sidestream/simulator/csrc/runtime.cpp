@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "memory.h"
 #include "settings.h"
@@ -54,12 +56,26 @@ void check_usable() {
   TORCH_CHECK(!down, "sidestream.simulator: was shut down: the interpreter is exiting");
 }
 
+// Daemon threads that waited for the device return to Python now. One that asks for the GIL after
+// the interpreter has begun to finalize is ended by Python in the midst of torch's C++, which
+// aborts the process. So they get a moment to come through; nothing tells when they have.
+static void let_waiting_threads_return(bool any_waited) {
+  using std::chrono::milliseconds;
+  for (int i = 0; i < 1000 && threads_waiting() > 0; i++)
+    std::this_thread::sleep_for(milliseconds(1));
+  if (any_waited) std::this_thread::sleep_for(milliseconds(50));
+}
+
 void shutdown() {
   if (forked || down) return;
+  bool any_waited = threads_waiting() > 0;
   end_of_time();  // work in flight ends now, whatever its simulated duration
-  RuntimeLock lock(runtime_mutex());
-  down = true;
-  stop_all_streams();
+  {
+    RuntimeLock lock(runtime_mutex());
+    down = true;
+    stop_all_streams();
+  }
+  let_waiting_threads_return(any_waited);
 }
 
 int device_count() { return configured.devices; }

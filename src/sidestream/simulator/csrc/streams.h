@@ -102,6 +102,7 @@ void wait_for_stream(Stream* waiter, Stream* other);
 void synchronize(Stream* stream, bool host_learns = true);
 void synchronize_device(int device);
 void synchronize_mark(const MarkPtr& mark);
+int threads_waiting();       // in one of the three calls above
 bool query(Stream* stream);  // a true answer is a synchronisation
 bool query(const MarkPtr& mark);
 
