@@ -474,10 +474,11 @@ class Counting:
         return self.length
 
     def __iter__(self) -> Any:
+        if self.position == self.length:
+            self.position = 0
         while self.position < self.length:
             self.position += 1
             yield torch.full((4, 4), self.position / 64)
-        self.position = 0
 
     def state_dict(self) -> Any:
         return {"position": self.position}
@@ -509,7 +510,9 @@ def without(state: Any, *names: str) -> Any:
     return state.tolist() if isinstance(state, torch.Tensor) else state
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata asks torch for it
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
+@pytest.mark.filterwarnings("ignore:.*is not resumable, yet")
 @pytest.mark.parametrize("make", list(stateful_loaders()))
 @pytest.mark.parametrize("bases", [(), (Hooks,)], ids=["", "hooks"])
 def test_checkpoints_hold_the_same_and_resume_the_same(make: Any, bases: Any, tmp_path) -> None:
@@ -541,6 +544,8 @@ def test_checkpoints_hold_the_same_and_resume_the_same(make: Any, bases: Any, tm
 
 
 @pytest.mark.parametrize("first", [True, False])
+@pytest.mark.filterwarnings("ignore:.*but there is no last checkpoint available")
+@pytest.mark.filterwarnings("ignore:`.fit.ckpt_path=None.` was called without a model")
 def test_a_checkpoint_after_an_error_holds_the_same(first: bool, tmp_path) -> None:
     pl = lightning.pytorch
 
@@ -555,7 +560,9 @@ def test_a_checkpoint_after_an_error_holds_the_same(first: bool, tmp_path) -> No
         save = pl.callbacks.OnExceptionCheckpoint(tmp_path / name)
         callbacks = [*ours, save] if first else [save, *ours]
         with pytest.raises(RuntimeError, match="broken"):
-            make_trainer(pl, *callbacks).fit(Failing(), data := Counting(8))
+            make_trainer(pl, *callbacks, enable_checkpointing=True).fit(
+                Failing(), data := Counting(8)
+            )
         content = torch.load(tmp_path / name / "on_exception.ckpt", weights_only=False)
         states.append(without(content, "callbacks"))
         assert "state_dict" not in vars(data)
@@ -618,8 +625,10 @@ def test_a_wrong_buffer_size_is_said_at_once() -> None:
 # ---- tools around a fit
 
 
+@pytest.mark.filterwarnings("ignore:`.fit.ckpt_path=None.` was called without a model")
 def test_the_tuner_finds_the_same(pl: Any, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # its thread would outlive the test
     tuner = importlib.import_module(f"{pl.__name__}.tuner").Tuner
 
     class Tuned(type(make_module(pl))):
@@ -627,7 +636,10 @@ def test_the_tuner_finds_the_same(pl: Any, tmp_path, monkeypatch) -> None:
         batch_size = 2
 
         def train_dataloader(self):
-            return loader(64, batch_size=self.batch_size)
+            return loader(256, batch_size=self.batch_size)
+
+        def val_dataloader(self):
+            return loader(8, 100)
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=self.lr)

@@ -42,6 +42,7 @@ def test_every_loop_keeps_its_combined_loader_where_it_is_looked_for(pl: Any) ->
     trainer.fit(module, data, data)
     found = [trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop]
     assert [type(loop._combined_loader) for loop in found] == [kind, kind]
+    assert [loop._data_fetcher for loop in found] == [None, None]  # there until the loop's end
     trainer.validate(module, data, verbose=False)
     assert type(trainer.validate_loop._combined_loader) is kind
     trainer.test(module, data, verbose=False)
@@ -69,6 +70,7 @@ def test_a_loader_without_length_is_fetched_one_ahead_into_a_list(pl: Any) -> No
     fetcher.setup(kind([iter([1, 2, 3])]))
     iter(fetcher)
     assert [one[1:] for one in fetcher.batches] == [(0, 0)]
+    assert fetcher.fetched == 1
 
 
 def test_the_hooks_that_are_lightnings_own_are_known_by_their_module(pl: Any) -> None:

@@ -24,12 +24,13 @@ class Fetching:
     def __init__(
         self,
         trainer: Any,
-        combined: Any,
+        loop: Any,
         owners: dict[str, Any],
         buffer_size: int,
         is_training: bool,
     ) -> None:
-        self.combined = combined
+        self.combined = combined = loop._combined_loader
+        self._loop = loop
         self.gate = Gate()
         self._kind: Any = combined.__class__
         self._pass: Any = None
@@ -85,12 +86,12 @@ class Fetching:
         vars(self.combined)["_sidestream_fetching"] = self
         self.combined.__class__ = _asynchronous(self._kind)
 
-    def catch_up(self, fetcher: Any) -> None:
+    def catch_up(self) -> None:
         """Run the hooks on what Lightning fetched before; of a loader without length that is one.
 
         Else the batch after it would go through them first.
         """
-        batches = getattr(fetcher, "batches", None)
+        batches = getattr(self._loop._data_fetcher, "batches", None)
         if self.has_hooks and batches:
             self.gate.open()
             for number, (batch, batch_idx, dataloader_idx) in enumerate(batches):

@@ -85,7 +85,7 @@ class AsynchronousTransfer(_Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin with the batches of the first epoch."""
         self._take_over(trainer, pl_module, trainer.fit_loop, "training_step")
-        self._catch_up(trainer.fit_loop, "training_step")
+        self._catch_up("training_step")
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin with those of a loader that was made anew; mid-epoch restarts skip this hook."""
@@ -101,7 +101,7 @@ class AsynchronousTransfer(_Callback):  # type: ignore[misc]
         in_fit = trainer.state.fn == "fit"
         loop = trainer.fit_loop.epoch_loop.val_loop if in_fit else trainer.validate_loop
         self._take_over(trainer, pl_module, loop, "validation_step")
-        self._catch_up(loop, "validation_step")
+        self._catch_up("validation_step")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Let Lightning open the next one as it always does."""
@@ -110,7 +110,7 @@ class AsynchronousTransfer(_Callback):  # type: ignore[misc]
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin with the batches of a test."""
         self._take_over(trainer, pl_module, trainer.test_loop, "test_step")
-        self._catch_up(trainer.test_loop, "test_step")
+        self._catch_up("test_step")
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """Let Lightning open the next one as it always does."""
@@ -119,7 +119,7 @@ class AsynchronousTransfer(_Callback):  # type: ignore[misc]
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin with the batches of a prediction."""
         self._take_over(trainer, pl_module, trainer.predict_loop, "predict_step")
-        self._catch_up(trainer.predict_loop, "predict_step")
+        self._catch_up("predict_step")
 
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
         """Let Lightning open the next one as it always does."""
@@ -170,16 +170,16 @@ class AsynchronousTransfer(_Callback):  # type: ignore[misc]
         if reason or fetches_itself or trainer.strategy.root_device.type == "xla":
             return
         owners = {name: owner_of(trainer, module, name) for name in (BEFORE, MOVE)}
-        fetching = Fetching(trainer, combined, owners, self._buffer_size, step == "training_step")
+        fetching = Fetching(trainer, loop, owners, self._buffer_size, step == "training_step")
         self._running[step] = fetching
         if fetching.has_hooks:
             self._patches.put(trainer.precision_plugin, "convert_input", passing)
             self._patches.put(owners[BEFORE], BEFORE, passing)
             self._patches.put(owners[MOVE], MOVE, unpacking)
 
-    def _catch_up(self, loop: Any, step: str) -> None:
+    def _catch_up(self, step: str) -> None:
         if step in self._running:
-            self._running[step].catch_up(getattr(loop, "_data_fetcher", None))
+            self._running[step].catch_up()
 
     def _give_back(self, step: str) -> None:
         if step in self._running:
