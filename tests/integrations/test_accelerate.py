@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,15 @@ def test_what_is_prepared_passes_for_a_dataloader(accelerator: Any) -> None:
     assert (len(loader), loader.num_workers, loader.total_batch_size) == (2, 1, 4)
     assert not hasattr(loader.base_dataloader, "state_dict")
     assert accelerator.prepare(loader) is loader
+
+
+def test_the_accelerator_goes_when_nobody_holds_it(accelerator: Any) -> None:
+    other = asynchronous(accelerate.Accelerator(cpu=True))
+    loader = other.prepare(DataLoader(Items(8), batch_size=4))
+    list(loader)
+    gone = [weakref.ref(other), weakref.ref(loader.base_dataloader)]
+    del other, loader
+    assert [one() for one in gone] == [None, None], "held in a cycle"
 
 
 def test_once_is_enough(accelerator: Any) -> None:

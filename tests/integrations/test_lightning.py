@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import importlib
 import logging
 import pickle
@@ -417,6 +418,18 @@ def test_all_is_left_as_it_was(pl: Any) -> None:
     for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
         assert type(loop._combined_loader).__name__ == "CombinedLoader"
         assert not [name for name in vars(loop._combined_loader) if "sidestream" in name]
+
+
+def test_the_loader_goes_when_nobody_holds_it() -> None:
+    gc.collect()
+    module = make_module(lightning.pytorch, Hooks)
+    trainer = make_trainer(lightning.pytorch, AsynchronousTransfer())
+    gc.disable()
+    try:
+        trainer.fit(module, Counting(2), loader(8))
+        assert not [one for one in gc.get_objects() if type(one).__name__ == "Fetching"]
+    finally:
+        gc.enable()
 
 
 # ---- errors

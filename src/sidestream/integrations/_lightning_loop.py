@@ -111,6 +111,8 @@ class Fetching:
         self._loader.close()
         for view in reversed(self.views):
             view.patches.undo()
+        self.views.clear()
+        del self._loader  # it knows this object: a cycle would keep the user's loaders alive
 
     # ---- the loader's thread; the first batch of a pass is read in the loop's
 

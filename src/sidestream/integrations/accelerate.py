@@ -14,11 +14,10 @@ where that ground moves.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import Any, TypeVar
 
-from sidestream.integrations import check_version, missing
+from sidestream.integrations import check_version, go_through, missing
 from sidestream.loader import AsynchronousLoader
 
 try:
@@ -48,19 +47,13 @@ def asynchronous(accelerator: AcceleratorT, *, buffer_size: int = 2) -> Accelera
     """
     AsynchronousLoader((), "cpu", buffer_size=buffer_size)  # says what is wrong with it
     check_version("accelerate", accelerate.__version__)
-    target: Any = accelerator
-    original = target.prepare_data_loader
-    if hasattr(original, "_sidestream"):
-        return accelerator
 
-    @functools.wraps(original)
-    def prepare_data_loader(data_loader: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = original(data_loader, *args, **kwargs)
+    def prepare_data_loader(target: Any, prepare: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = prepare(*args, **kwargs)
         _put_under(prepared, target.device, buffer_size)
         return prepared
 
-    vars(prepare_data_loader)["_sidestream"] = True
-    target.prepare_data_loader = prepare_data_loader
+    go_through(accelerator, "prepare_data_loader", prepare_data_loader)
     return accelerator
 
 

@@ -7,10 +7,9 @@ device already.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, TypeVar
 
-from sidestream.integrations import accelerate, check_version, missing
+from sidestream.integrations import accelerate, check_version, go_through, missing
 
 try:
     import transformers
@@ -33,16 +32,12 @@ def asynchronous(trainer: TrainerT, *, buffer_size: int = 2) -> TrainerT:
         The same trainer.
     """
     check_version("transformers", transformers.__version__)
-    target: Any = trainer
-    accelerate.asynchronous(target.accelerator, buffer_size=buffer_size)
-    create = target.create_accelerator_and_postprocess
-    if not hasattr(create, "_sidestream"):
+    owner: Any = trainer
+    accelerate.asynchronous(owner.accelerator, buffer_size=buffer_size)
 
-        @functools.wraps(create)
-        def create_accelerator_and_postprocess() -> None:
-            create()
-            accelerate.asynchronous(target.accelerator, buffer_size=buffer_size)
+    def create_accelerator(owner: Any, create: Any) -> None:
+        create()
+        accelerate.asynchronous(owner.accelerator, buffer_size=buffer_size)
 
-        vars(create_accelerator_and_postprocess)["_sidestream"] = True
-        target.create_accelerator_and_postprocess = create_accelerator_and_postprocess
+    go_through(trainer, "create_accelerator_and_postprocess", create_accelerator)
     return trainer
