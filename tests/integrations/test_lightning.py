@@ -452,6 +452,11 @@ def test_a_datasets_error_comes_after_the_good_batches(bases: Any) -> None:
     assert not [name for name in vars(module) if "transfer" in name]
 
 
+def trainer_reraises(error: BaseException) -> bool:
+    version = tuple(map(int, lightning.pytorch.__version__.split(".")[:2]))
+    return not isinstance(error, KeyboardInterrupt) or version >= (2, 5)
+
+
 @pytest.mark.parametrize("bases", [(), (Hooks,)], ids=["", "hooks"])
 @pytest.mark.parametrize("stage", ["train", "val"])
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), SystemExit(3)])
@@ -465,13 +470,39 @@ def test_an_error_in_a_step_leaves_nothing_behind(bases: Any, stage: str, error:
 
     module = Failing()
     trainer = make_trainer(lightning.pytorch, AsynchronousTransfer(), val_check_interval=2)
-    with pytest.raises(BaseException) as raised:  # noqa: PT011 - Lightning turns one into another
+    # Ctrl-C becomes an exit; before Lightning 2.5, fit returns after it, and takes nothing down.
+    ended = type(error) if trainer_reraises(error) else None
+    with pytest.raises((ended, SystemExit)) if ended else contextlib.nullcontext():
         trainer.fit(module, loader(64), loader(16, 100))
-    assert isinstance(raised.value, (type(error), SystemExit))
+    if ended is None:
+        return
     assert not [name for name in vars(module) if "transfer" in name]
     assert "teardown" not in vars(trainer.strategy)
     for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
         assert type(loop._combined_loader).__name__ == "CombinedLoader"
+
+
+@pytest.mark.parametrize("bases", [(), (Hooks,)], ids=["", "hooks"])
+def test_after_an_error_the_trainer_can_be_used_again(bases: Any) -> None:
+    class Failing(type(make_module(lightning.pytorch, *bases))):
+        fails = True
+
+        def training_step(self, batch, batch_idx):
+            if self.fails and batch_idx == 1:
+                raise RuntimeError("broken")
+            return super().training_step(batch, batch_idx)
+
+    seen = []
+    for callbacks in ([], [AsynchronousTransfer()]):
+        module = Failing()
+        trainer = make_trainer(lightning.pytorch, *callbacks)
+        data = loader(12)
+        with pytest.raises(RuntimeError, match="broken"):
+            trainer.fit(module, data)
+        module.fails = False
+        trainer.fit(module, data, data)
+        seen.append(module.seen)
+    assert seen[0] == seen[1]
 
 
 # ---- state
@@ -525,11 +556,13 @@ def without(state: Any, *names: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata asks torch for it
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
-@pytest.mark.filterwarnings("ignore:.*is not resumable, yet")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch")
 @pytest.mark.parametrize("make", list(stateful_loaders()))
 @pytest.mark.parametrize("bases", [(), (Hooks,)], ids=["", "hooks"])
 def test_checkpoints_hold_the_same_and_resume_the_same(make: Any, bases: Any, tmp_path) -> None:
     pl = lightning.pytorch
+    if not hasattr(pl.utilities.CombinedLoader, "_state_dicts"):
+        pytest.skip(f"Lightning {pl.__version__} keeps no state of loaders")
     results = []
     for name, callbacks in (("plain", []), ("ours", [AsynchronousTransfer()])):
         save = pl.callbacks.ModelCheckpoint(

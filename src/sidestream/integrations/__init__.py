@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 MADE_FOR = {
-    "accelerate": ("1.6", "1.15"),
+    "accelerate": ("0.34", "1.15"),
     "lightning": ("2.1", "2.6"),
     "pytorch_lightning": ("2.1", "2.6"),
     "transformers": ("5.24", "5.24"),

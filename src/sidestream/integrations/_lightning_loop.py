@@ -1,7 +1,4 @@
-"""Behind `sidestream.integrations.lightning`: one loop's batches, taken over and given back.
-
-All that is private in Lightning, or put onto its objects, is in these two files.
-"""
+"""Behind `sidestream.integrations.lightning`: one loop's batches, taken over and given back."""
 
 from __future__ import annotations
 
@@ -30,10 +27,12 @@ class Fetching:
         is_training: bool,
     ) -> None:
         self.combined = combined = loop._combined_loader
+        self.owners = owners
         self._loop = loop
         self.gate = Gate()
         self._kind: Any = combined.__class__
         self._pass: Any = None
+        self._has_position = False
         self._device = trainer.strategy.root_device
         self._convert = getattr(trainer.precision_plugin, "convert_input", lambda batch: batch)
         self._before = getattr(owners[BEFORE], BEFORE)
@@ -51,7 +50,6 @@ class Fetching:
             buffer_size=buffer_size,
             transform=self._transfer if self._moves_itself else None,
         )
-        self.take()
 
     # ---- the loop's thread
 
@@ -59,7 +57,7 @@ class Fetching:
         """The next batch, on the device, with its indices."""
         self.gate.open()
         if self._pass is None:
-            self._pass = iter(self._loader)
+            self._pass, self._has_position = iter(self._loader), True
         batch, batch_idx, dataloader_idx = next(self._pass)
         return _Ready(batch) if self.has_hooks else batch, batch_idx, dataloader_idx
 
@@ -72,14 +70,15 @@ class Fetching:
         if self._pass is not None:
             self.gate.close()
             self._pass.close()
-        if forget:
             self._pass = None
+        if forget:
+            self._has_position = False
             for view in self.views:
                 view.is_stale = False
 
     def states(self) -> Any:
         """The loaders' own states after the batch that the loop has; None outside a pass."""
-        return None if self._pass is None else self._loader.state_dict()["source"]
+        return self._loader.state_dict()["source"] if self._has_position else None
 
     def take(self) -> None:
         """Let the combined loader's batches come from here."""

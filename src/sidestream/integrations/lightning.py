@@ -158,24 +158,24 @@ class AsynchronousTransfer(_Callback):  # type: ignore[misc]
                 check_version(package, sys.modules[package].__version__)
         combined = getattr(loop, "_combined_loader", None)
         running = self._running.get(step)
-        if running is not None and running.combined is combined:
-            running.take()
-            return
-        if running is not None:
-            self._running.pop(step).undo()
-        reason = _why_not(trainer, combined)
-        if reason:
-            warnings.warn(f"AsynchronousTransfer does nothing: {reason}", stacklevel=2)
-        fetches_itself = "dataloader_iter" in inspect.signature(getattr(module, step)).parameters
-        if reason or fetches_itself or trainer.strategy.root_device.type == "xla":
-            return
-        owners = {name: owner_of(trainer, module, name) for name in (BEFORE, MOVE)}
-        fetching = Fetching(trainer, loop, owners, self._buffer_size, step == "training_step")
-        self._running[step] = fetching
-        if fetching.has_hooks:
+        if running is None or running.combined is not combined:
+            if running is not None:
+                self._running.pop(step).undo()
+            reason = _why_not(trainer, combined)
+            if reason:
+                warnings.warn(f"AsynchronousTransfer does nothing: {reason}", stacklevel=2)
+            by_itself = "dataloader_iter" in inspect.signature(getattr(module, step)).parameters
+            if reason or by_itself or trainer.strategy.root_device.type == "xla":
+                return
+            is_training = step == "training_step"
+            owners = {name: owner_of(trainer, module, name) for name in (BEFORE, MOVE)}
+            running = Fetching(trainer, loop, owners, self._buffer_size, is_training)
+            self._running[step] = running
+        running.take()
+        if running.has_hooks:
             self._patches.put(trainer.precision_plugin, "convert_input", passing)
-            self._patches.put(owners[BEFORE], BEFORE, passing)
-            self._patches.put(owners[MOVE], MOVE, unpacking)
+            self._patches.put(running.owners[BEFORE], BEFORE, passing)
+            self._patches.put(running.owners[MOVE], MOVE, unpacking)
 
     def _catch_up(self, step: str) -> None:
         if step in self._running:
