@@ -314,7 +314,11 @@ class _Running:
         for epoch in self._epochs:
             if epoch.is_stopped:
                 epoch.close()
-            elif epoch.source.reads(data) or (shared is not None and epoch.source.reads(shared)):
+            elif (
+                epoch.source.is_one_shot  # also when all is read and some not yet delivered
+                or epoch.source.reads(data)
+                or (shared is not None and epoch.source.reads(shared))
+            ):
                 epoch.close(reason=_TAKEN_OVER)
         self._epochs = [epoch for epoch in self._epochs if not epoch.is_over]
 
