@@ -257,6 +257,7 @@ class _Running:
                 iterator,
                 start,
                 loader._num_batches,
+                _length_or_none(data),
                 self._reading,
                 self._unused if _is_one_shot(iterator, data) else None,
             )

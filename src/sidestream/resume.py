@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import itertools
 import random
 import sys
@@ -307,9 +308,17 @@ def _with_epoch(data: Any) -> list[Any]:
 
 
 def _has_state(data: Any) -> bool:
-    return callable(getattr(data, "state_dict", None)) and callable(
-        getattr(data, "load_state_dict", None)
-    )
+    state_dict = getattr(data, "state_dict", None)
+    if not (callable(state_dict) and callable(getattr(data, "load_state_dict", None))):
+        return False
+    try:
+        # Some streaming datasets ask their own loader how far it has come: not for us to call.
+        inspect.signature(state_dict).bind()
+    except TypeError:
+        return False
+    except ValueError:  # written in C, without a signature
+        pass
+    return True
 
 
 def _length(data: Any) -> int | None:
