@@ -133,7 +133,8 @@ MUTATIONS = [
     ),
     Mutation(
         "context: context variables", "context.py",
-        "self._variables.copy().run(self._run, function, arguments)", "self._run(function, arguments)",
+        "self._variables.copy().run(self._run, function, arguments)",
+        "self._run(function, arguments)",
         "contract/test_thread_state.py -k test_the_source_sees",
     ),
     Mutation(
