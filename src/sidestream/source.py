@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from sidestream.errors import annotate
-from sidestream.resume import Position, Start
+from sidestream.resume import Position, ReadAgain, Start
 
 Unused: TypeAlias = deque[tuple[Any, BaseException | None]]
 """Batches that were read from a one-shot iterator and not used, and the error behind them."""
@@ -128,5 +129,9 @@ class Source:
             raise EndOfSource
         if self._first:
             self._first = False
+            with contextlib.suppress(ReadAgain):
+                return self._start.first(self._iterator.__next__)
+            self._iterator = None  # its worker processes end first
+            self._iterator = self._start.open()
             return self._start.first(self._iterator.__next__)
         return next(self._iterator)
