@@ -111,7 +111,7 @@ class Start:
             except (AttributeError, NotImplementedError):  # it only looks as if it had one
                 self._way = (*ways_of(self._data)[1:], "none")[0]
             except Exception as error:  # noqa: BLE001 - nobody may ever ask for the state
-                self._refusal = error
+                self._refusal = error.with_traceback(None)  # which would hold this object
         return Position(num_batches, state, finished)
 
     def cut_short(self, position: Position) -> Position:
@@ -453,14 +453,15 @@ def _check_random_state(state: dict[str, Any], data: Any) -> None:
     if numpy is not None and "numpy" in state:
         numpy.random.RandomState().set_state(state["numpy"])
     _check_generators(state["generators"], data)
-    if [type(epoch) for epoch in state["epochs"]] != [int] * len(_with_epoch(data)):
-        raise ValueError(f"the epochs are {state['epochs']!r}")
+    epochs = state["epochs"]
+    if type(epochs) is not list or list(map(type, epochs)) != [int] * len(_with_epoch(data)):
+        raise ValueError(f"the epochs are {epochs!r}")
 
 
-def _check_generators(states: list[torch.Tensor], data: Any) -> None:
+def _check_generators(states: Any, data: Any) -> None:
     count = len(_generators(data))
-    if len(states) != count:
-        raise ValueError(f"{len(states)} generators were saved, there are {count}")
+    if type(states) is not list or len(states) != count:
+        raise ValueError(f"the states of the generators do not fit, of which there are {count}")
     for saved in states:
         torch.Generator().set_state(saved)
 
