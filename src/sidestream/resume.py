@@ -16,6 +16,7 @@ import copy
 import dataclasses
 import random
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -23,6 +24,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 VERSION = 1
+
+STATE_SHARE = 0.02
+"""How much of the reading time may go into taking a source's states. Where one costs more than
+this share of a batch, it is taken less often, and on resuming the batches since then are read
+again: for 50 times (1 / share) the time of a state at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +38,8 @@ class Position:
     num_batches: int = 0
     source: Any = None
     """The source's own state there, where it has one."""
+    since: int = 0
+    """How many batches ago that was taken [batches]."""
     finished: bool = False
     """Whether the pass is over: the next one comes then."""
 
@@ -53,13 +61,16 @@ class Start:
         self._state = state
         self._way = state["way"] if state else ways_of(data)[0]
         self._skip = state["num_batches"] if state else 0
+        self._since = state["since"] if state else 0
+        self._unpaid_s = 0.0
         self._again: dict[str, Any] = {}
         self._draws: dict[str, Any] = {}
         self._is_warm = False
         self._is_stream = False
         self._refusal: Exception | None = None
         self._watch = _Watch(data)
-        self.position = Position(self._skip, state["source"] if state else None)
+        self.position = Position(self._skip)
+        self._latest = self.position
 
     def open(self) -> Iterator[Any]:
         """Call `iter` of the data, with the random numbers of the pass that is resumed."""
@@ -75,7 +86,8 @@ class Start:
         if _is_persistent(data):
             vars(self._data)["_iterator"] = iterator
         self._is_stream = iterator is self._data
-        self.position = self.snapshot(self._skip)
+        self._latest = dataclasses.replace(self.snapshot(self._skip), since=self._since)
+        self.position = self._latest
         return iterator
 
     def first(self, read: Callable[[], Any]) -> Any:
@@ -87,7 +99,7 @@ class Start:
         with self._drawing("first"):
             begun = None
             try:
-                for _ in range(self._skip if self._way == "replay" else 0):
+                for _ in range(self._skip if self._way == "replay" else self._since):
                     read()
                     begun = begun or _random_state(None)
                 batch = read()
@@ -102,25 +114,40 @@ class Start:
             raise ReadAgain
         return batch
 
-    def snapshot(self, num_batches: int, *, finished: bool = False) -> Position:
-        """The position after so many batches, just read."""
-        state = None
+    def snapshot(
+        self, num_batches: int, read_s: float = 0.0, *, finished: bool = False
+    ) -> Position:
+        """The position after so many batches, just read, the last of them in this time."""
+        self._unpaid_s -= read_s
+        state, since = None, 0
         if self._way == "source" and self._refusal is None:
-            try:
-                state = _state_of(self._data)
-            except (AttributeError, NotImplementedError):  # it only looks as if it had one
-                self._way = (*ways_of(self._data)[1:], "none")[0]
-            except Exception as error:  # noqa: BLE001 - nobody may ever ask for the state
-                self._refusal = error.with_traceback(None)  # which would hold this object
-        return Position(num_batches, state, finished)
+            if self._unpaid_s > 0 and not finished:
+                state, since = self._latest.source, self._latest.since + 1
+            else:
+                started = time.perf_counter()
+                state = self._take_state()
+                self._unpaid_s = (time.perf_counter() - started) / STATE_SHARE
+        self._latest = Position(num_batches, state, since, finished)
+        return self._latest
+
+    def _take_state(self) -> Any:
+        try:
+            # Copied: some give a live object, which goes on with the read-ahead.
+            return copy.deepcopy(_stateful(self._data).state_dict())
+        except (AttributeError, NotImplementedError):  # it only looks as if it had one
+            self._way = (*ways_of(self._data)[1:], "none")[0]
+        except Exception as error:  # noqa: BLE001 - nobody may ever ask for the state
+            self._refusal = error.with_traceback(None)  # which would hold this object
+        return None
 
     def cut_short(self, position: Position) -> Position:
         """The position after a pass that was ended by its bound and not by its source.
 
         The next pass begins anew, unless the source is a stream that goes on where it was left.
         """
-        source = position.source if self._is_stream else None
-        return Position(position.num_batches, source, finished=True)
+        if not self._is_stream:
+            position = Position(position.num_batches)
+        return dataclasses.replace(position, finished=True)
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """The state dict for a position of this pass.
@@ -137,7 +164,7 @@ class Start:
             state.update(
                 num_batches=position.num_batches, start=dict(self._draws), warm=self._is_warm
             )
-        state["source"] = copy.deepcopy(position.source)
+        state.update(source=copy.deepcopy(position.source), since=position.since)
         return state
 
     @contextlib.contextmanager
@@ -256,6 +283,7 @@ def _fresh_state(data: Any, way: str) -> dict[str, Any]:
         "start": {},
         "warm": _is_warm(data),
         "source": None,
+        "since": 0,
         "generators": [generator.get_state() for generator in _generators(data)],
     }
 
@@ -273,8 +301,11 @@ def _description(data: Any) -> list[Any]:
 
 def _check_place(state: dict[str, Any]) -> None:
     count, way, begun = state["num_batches"], state["way"], state["start"]
-    if type(count) is not int or count < 0:
-        raise ValueError(f"num_batches is {count!r}")
+    for name in ("num_batches", "since"):
+        if type(state[name]) is not int or state[name] < 0:
+            raise ValueError(f"{name} is {state[name]!r}")
+    if (state["since"] and way != "source") or (begun and state["since"] > count):
+        raise ValueError(f"since is {state['since']}, at batch {count}")
     if way == "skip" and count > state["of"][0]:
         raise ValueError(f"num_batches is {count}, of {state['of'][0]}")
     if type(state["warm"]) is not bool:
@@ -506,11 +537,6 @@ def _stateful(data: Any) -> Any:
     dataset = getattr(data, "dataset", None)
     in_here = isinstance(dataset, IterableDataset) and getattr(data, "num_workers", 1) == 0
     return dataset if in_here and _has_state(dataset) else None
-
-
-def _state_of(data: Any) -> Any:
-    # Copied: some give a live object, which goes on with the read-ahead.
-    return copy.deepcopy(_stateful(data).state_dict())
 
 
 def _has_state(data: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -90,13 +91,15 @@ class Source:
         try:
             with self._lock:
                 self.is_being_read = True
+                started = time.perf_counter()
                 try:
                     batch = self._next()
                 except StopIteration:
                     self.position = self._start.snapshot(self.num_read, finished=True)
                     raise EndOfSource from None
                 self.num_read += 1
-                self.position = self._start.snapshot(self.num_read)
+                read_s = time.perf_counter() - started
+                self.position = self._start.snapshot(self.num_read, read_s)
         except EndOfSource:
             raise
         except BaseException as error:

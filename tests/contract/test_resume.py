@@ -393,7 +393,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "replay": Batches,
     "source": lambda: loading(Resumable()),
 }
-KEYS = ["version", "way", "of", "num_batches", "start", "warm", "source", "generators"]
+KEYS = ["version", "way", "of", "num_batches", "start", "warm", "source", "since", "generators"]
 WRONG = [None, -1, 7.5, "x", [], [None], {}, {"iter": 3}, (), torch.zeros(2), object()]
 
 
@@ -424,6 +424,7 @@ def test_what_is_no_state(state: Any) -> None:
         ({"start": {}}, "random numbers that the pass began with are missing"),
         ({"start": {"iter": {}}}, "damaged"),
         ({"warm": 1}, "warm is 1"),
+        ({"since": 1}, "since is 1, at batch 2"),
         ({"generators": []}, "generators do not fit, of which there are 1"),
         ({"generators": [torch.zeros(7, dtype=torch.uint8)]}, "damaged"),
     ],
