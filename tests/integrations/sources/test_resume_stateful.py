@@ -1,4 +1,4 @@
-"""G10 with other libraries' stateful sources: the resumed run is what their own loop would give."""
+"""G10 with other libraries' stateful sources: a resumed run is the unbroken one."""
 
 from __future__ import annotations
 
