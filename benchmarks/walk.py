@@ -5,7 +5,7 @@ hand-written one knows tensors, dicts, lists and tuples, and nothing of aliases,
 or errors. Rounds of the two alternate, and the median of the rounds' ratios is shown: numbers of
 one run are compared with each other only.
 
-    python benchmarks/walk.py [--rounds 41]
+    scripts/bench walk [--rounds 41]
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -96,7 +98,10 @@ def main() -> int:
     """Print a line for each batch."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=41, help="rounds of each [rounds]")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
+    options = parser.parse_args()
+    rounds = options.rounds
+    result = {}
     print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {rounds} rounds")
     print(f"{'batch':26} {'by hand us':>10} {'ours us':>8} {'ratio':>6}")
     for number, (name, batch) in enumerate(batches().items()):
@@ -110,6 +115,10 @@ def main() -> int:
         ratio = statistics.median(b / a for a, b in zip(hand, own, strict=True))
         hand_us, own_us = statistics.median(hand) * 1e6, statistics.median(own) * 1e6
         print(f"{name:26} {hand_us:10.1f} {own_us:8.1f} {ratio:6.2f}")
+        result[name] = {"own_us": own_us} | ({"ratio": ratio} if known else {})
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

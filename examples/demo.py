@@ -7,7 +7,8 @@ end with the same loss is compared bit for bit. Takes one to two minutes on two 
 Usage: scripts/demo [--device DEVICE] [--rounds N] [--epochs N] [--width N] [--output FOLDER]
 
   --device   where to train, as torch names it; default: the accelerator, or else the CPU
-  --rounds   how often each way runs in each part; default: 6
+  --rounds   how often each way runs in each part; default: 6, of which no more are begun after
+             80 s, though at least two
   --epochs   passes over the images in each run; default: 3
   --width    channels of the network's first layer: what a step costs grows with its square;
              default: 16 on a CPU, 256 elsewhere
@@ -53,6 +54,12 @@ about the same: there overlapping them can gain the most, nearly a factor of two
 
 ACCELERATOR_WIDTH = 256
 """The default width elsewhere. A guess at the same, not measured."""
+
+LIMIT_S = 80.0
+"""No further round begins later than this [s]: a busy machine ends the demo in time, too."""
+
+LEAST_ROUNDS = 2
+"""How many rounds there are whatever the time: each way goes first once."""
 
 SHOWN_STEPS = 5
 """How many steps of the plain loop the picture shows."""
@@ -305,13 +312,27 @@ class Trainer:
 Runs = dict[str, list[Run]]
 
 
-def compare(trainer: Trainer, source: EpochSource, num_rounds: int) -> Runs:
-    """Run both ways alternately; which goes first alternates too."""
-    runs: Runs = {way: [] for way in WAYS}
+def compare(trainer: Trainer, source: EpochSource, number: int) -> Iterator[tuple[str, Run]]:
+    """Run both ways, one after the other; which goes first alternates from round to round."""
+    for way in WAYS if number % 2 == 0 else reversed(WAYS):
+        yield way, trainer.run(way, source)
+
+
+def measure(
+    trainer: Trainer, sources: dict[str, EpochSource], num_rounds: int, bar: tqdm[Any]
+) -> dict[str, Runs]:
+    """Run every part in every round, so that what disturbs for a while disturbs them all."""
+    parts: dict[str, Runs] = {part: {way: [] for way in WAYS} for part in sources}
+    deadline_s = time.perf_counter() + LIMIT_S
     for number in range(num_rounds):
-        for way in WAYS if number % 2 == 0 else reversed(WAYS):
-            runs[way].append(trainer.run(way, source))
-    return runs
+        if number >= LEAST_ROUNDS and time.perf_counter() > deadline_s:
+            bar.total = bar.n
+            break
+        for part, source in sources.items():
+            bar.set_description(f"round {number + 1}, {part}")
+            for way, run in compare(trainer, source, number):
+                parts[part][way].append(run)
+    return parts
 
 
 # ---- what was seen
@@ -332,6 +353,7 @@ def median_ratio(runs: Runs) -> float:
 def print_table(parts: dict[str, Runs]) -> bool:
     """Print what was measured; tell whether all results were the same."""
     first = next(iter(parts.values()))[PLAIN][0]
+    num_rounds = len(parts[FILES][PLAIN])
     form = "{:<28}{:<12}{:<25}{:<25}{:<7}{}"
     print(
         form.format("images", "way", "time per step [ms]", "waited for data [ms]", "ratio", "same")
@@ -352,9 +374,9 @@ def print_table(parts: dict[str, Runs]) -> bool:
                 )
             )
     print(
-        "\nTimes: median over the rounds (least - most). Waited: time inside next(). Ratio:\n"
-        "plain loop by loader, median over the rounds. Same: every loss and the weights at the\n"
-        f"end, bit for bit. Final loss: {first.loss!r}"
+        f"\nTimes: median over {num_rounds} rounds (least - most). Waited: time inside next().\n"
+        "Ratio: plain loop by loader, median over the rounds. Same: every loss and the weights\n"
+        f"at the end, bit for bit. Final loss: {first.loss!r}"
     )
     return all_same
 
@@ -500,15 +522,12 @@ def main() -> int:
     }
     num_steps = len(dataset) // BATCH_SIZE * arguments.epochs * len(WAYS)
     tqdm.monitor_interval = 0  # no thread beside those that are measured
-    parts = {}
     others = OtherPrograms()
     with tqdm(total=num_steps * (1 + len(sources) * arguments.rounds), unit="step") as bar:
         trainer = Trainer(device, width, arguments.epochs, bar)
         bar.set_description("warming up")
-        compare(trainer, sources[FILES], num_rounds=1)
-        for part, source in sources.items():
-            bar.set_description(part)
-            parts[part] = compare(trainer, source, arguments.rounds)
+        list(compare(trainer, sources[FILES], 0))
+        parts = measure(trainer, sources, arguments.rounds, bar)
 
     print()
     all_same = print_table(parts)

@@ -35,8 +35,8 @@ class ThreadState:
         self._variables = contextvars.copy_context()
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in this state. Once per snapshot: a context can be entered once."""
-        self._variables.run(self._run, function, arguments)
+        """Call a function in this state."""
+        self._variables.copy().run(self._run, function, arguments)
 
     def _run(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         with contextlib.ExitStack() as stack:

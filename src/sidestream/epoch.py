@@ -13,6 +13,7 @@ forgotten iterator is collected, and its collection ends the thread.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import functools
@@ -21,6 +22,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from sidestream.channel import Channel, ChannelEnd
@@ -46,6 +48,9 @@ most reads are over by then, and the thread ends by itself when a longer one is.
 EXIT_TIMEOUT_S = 2.0
 """How long interpreter exit waits, for all epochs together [s]. Arbitrary: longer than a copy, and
 short enough not to be taken for a hang."""
+
+_AGAIN_S = 0.05
+"""When a Ctrl-C that came during a finalizer comes again [s]: after the finalizer."""
 
 _numbers = itertools.count()
 _alive: weakref.WeakSet[Epoch] = weakref.WeakSet()
@@ -75,7 +80,10 @@ class Epoch:
         self._state = ThreadState()
         self._process = os.getpid()
         self._starting = threading.RLock()
-        self._thread: threading.Thread | None = None
+        self._first: deque[Any] = deque()  # the first batch, until a thread has it
+        self._begun = False
+        self._threads: list[threading.Thread] = []
+        self._running = False
         self._over: str | None = None
         self.position = source.position
         """After the batch delivered last."""
@@ -85,7 +93,7 @@ class Epoch:
     @property
     def is_over(self) -> bool:
         """Whether it has ended and left no thread."""
-        return self._over is not None and (self._thread is None or not self._thread.is_alive())
+        return self._over is not None and not any(one.is_alive() for one in self._threads)
 
     @property
     def is_stopped(self) -> bool:
@@ -138,18 +146,17 @@ class Epoch:
         if self._process != os.getpid():
             return
         self.stop(reason)
-        thread = self._thread
-        if thread is None:
-            self.source.end()
+        threads = [one for one in self._threads if one.ident is not None]
+        if threading.current_thread() in threads:  # closed by the source: ends when that returns
             return
-        if thread is threading.current_thread():  # closed by the source: it ends when that returns
-            return
-        thread.join(timeout_s)
-        if thread.is_alive():
-            raise TimeoutError(
-                f'the thread "{thread.name}" has not ended within {timeout_s:g} s: the source has '
-                "not come back from reading a batch; it ends as soon as the source does"
-            )
+        for thread in threads:
+            thread.join(timeout_s)
+            if thread.is_alive():
+                raise TimeoutError(
+                    f'the thread "{thread.name}" has not ended within {timeout_s:g} s: the source '
+                    "has not come back from reading a batch; it ends as soon as the source does"
+                )
+        self.source.end()
         self._collect_unused()
 
     def forget(self) -> None:
@@ -172,7 +179,10 @@ class Epoch:
             if self._over is not None:
                 self._raise_over()
             try:
-                batch = self.source.read()
+                with self._transfer.reading():
+                    start = time.perf_counter()
+                    batch = self.source.read()
+                    self._recorder.add(source_wait_s=time.perf_counter() - start)
             except EndOfSource:
                 self.position = self.source.position
                 self.close()
@@ -181,7 +191,9 @@ class Epoch:
                 self.close()
                 raise
         try:
-            batch = self._transfer.hand_over(_load(self._transfer, self.source, batch))
+            with self._transfer.reading():
+                parcel = _load(self._transfer, self.source, batch)
+            batch = self._transfer.hand_over(parcel)
             self.position = self.source.position
             return batch
         except StopIteration as error:
@@ -192,12 +204,14 @@ class Epoch:
             raise
 
     def _next_taken(self, channel: Channel[Parcel]) -> Any:
-        if self._thread is None:
+        if not self._running:
             self._start(channel)
         try:
             parcel = channel.take()
         except ChannelEnd as end:
             error = end.error
+            if error is None and self._over is None and not self.source.has_ended:
+                return self._next_inline()
         else:
             batch = self._transfer.hand_over(parcel)
             channel.release()
@@ -226,40 +240,54 @@ class Epoch:
         the first errors happen where a plain loop has them.
         """
         with self._starting:
-            if self._thread is not None or self._over is not None:
+            if self._running or self._over is not None:
                 return
-            try:
-                self._transfer.follow_caller()
-                with self._transfer.reading():
-                    start = time.perf_counter()
-                    batch = self.source.read()
-                    self._recorder.add(source_wait_s=time.perf_counter() - start)
-            except EndOfSource:
-                self.position = self.source.position
-                self.close()
-                raise StopIteration from None
-            except BaseException:
-                self.close()
-                raise
-            thread = threading.Thread(
-                name=f"sidestream-epoch-{next(_numbers)}",
-                target=self._state.run,
-                args=(_produce, self.source, self._transfer, channel, self._recorder, batch),
-                # Not waited for at exit before the handler below has told it to end.
-                daemon=True,
-            )
-            self._thread = thread  # before the start: an exception from outside may end that
-            try:
+            if not self._begun:
+                self._read_first()
+            # An exception from outside, Ctrl-C for one, may come at any point of a start. Then it
+            # is tried again at the next call, and whichever thread takes the first batch is it.
+            if not any(one.ident is not None for one in self._threads):
+                thread = threading.Thread(
+                    name=f"sidestream-epoch-{next(_numbers)}",
+                    target=self._state.run,
+                    args=(
+                        _produce,
+                        self.source,
+                        self._transfer,
+                        channel,
+                        self._recorder,
+                        self._first,
+                    ),
+                    # Not waited for at exit before the handler below has told it to end.
+                    daemon=True,
+                )
+                self._threads.append(thread)
                 thread.start()
-            except RuntimeError:  # no thread is to be had
-                self._thread = None
-                self.source.give_back([batch])
-                raise
+            self._running = True
+
+    def _read_first(self) -> None:
+        try:
+            self._transfer.follow_caller()
+            with self._transfer.reading():
+                start = time.perf_counter()
+                self._first.append(self.source.read())
+                self._begun = True
+                self._recorder.add(source_wait_s=time.perf_counter() - start)
+        except EndOfSource:
+            self.position = self.source.position
+            self.close()
+            raise StopIteration from None
+        except BaseException:
+            if not self._begun:
+                self.close()
+            raise
 
     def _collect_unused(self) -> None:
-        assert self._channel is not None
+        if self._channel is None:
+            return
         parcels, error = self._channel.drain()
-        self.source.give_back([parcel.raw for parcel in parcels], error)
+        self.source.give_back([parcel.raw for parcel in parcels] + list(self._first), error)
+        self._first.clear()
 
 
 class EpochIterator(Generic[BatchT]):
@@ -284,11 +312,15 @@ class EpochIterator(Generic[BatchT]):
         self._epoch.close()
 
     def __del__(self) -> None:
-        # Nobody could catch a time-out here. The loader joins the thread before it reads again.
-        with contextlib.suppress(AttributeError, TimeoutError):
+        # Nobody could catch anything here. The loader joins the thread before it reads again.
+        try:
             self._epoch.stop()
             if not is_reading():
                 self._epoch.forget()
+        except KeyboardInterrupt:  # a finalizer swallows it, and the program must not
+            threading.Timer(_AGAIN_S, _thread.interrupt_main).start()
+        except BaseException:  # noqa: BLE001 - see above
+            pass
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pass under way cannot be copied or pickled; the loader can")
@@ -308,7 +340,11 @@ def _load(transfer: Transfer, source: Source, batch: Any) -> Parcel:
 
 
 def _produce(
-    source: Source, transfer: Transfer, channel: Channel[Parcel], recorder: Recorder, batch: Any
+    source: Source,
+    transfer: Transfer,
+    channel: Channel[Parcel],
+    recorder: Recorder,
+    first: deque[Any],
 ) -> None:
     """The body of the loader's thread: load the batch given, then read and load until the end.
 
@@ -319,6 +355,10 @@ def _produce(
     clock = time.perf_counter
     begin_thread()
     try:
+        batch = first.popleft()
+    except IndexError:  # another thread has it
+        return
+    try:
         with transfer.reading():
             while True:
                 started = clock()
@@ -328,6 +368,8 @@ def _produce(
                 reserved = clock()
                 channel.put(_load(transfer, source, batch))
                 del batch  # nothing of it may be held while the next one is read
+                if source.is_at_length:
+                    break
                 loaded = clock()
                 transfer.wait_for_sources()
                 batch = source.read()
@@ -342,7 +384,8 @@ def _produce(
         error = raised
     finally:
         batch = None
-        source.end()  # before the consumer learns of the end: worker processes end with it
+        if error is not None or not source.is_at_length:
+            source.end()  # before the consumer learns of the end: worker processes end with it
         channel.finish(error)
         del error
 

@@ -257,6 +257,7 @@ class _Running:
                 iterator,
                 start,
                 loader._num_batches,
+                _length_or_none(data),
                 self._reading,
                 self._unused if _is_one_shot(iterator, data) else None,
             )
@@ -322,7 +323,11 @@ class _Running:
         for epoch in self._epochs:
             if epoch.is_stopped:
                 epoch.close()
-            elif epoch.source.reads(data) or (shared is not None and epoch.source.reads(shared)):
+            elif (
+                epoch.source.is_one_shot  # also when all is read and some not yet delivered
+                or epoch.source.reads(data)
+                or (shared is not None and epoch.source.reads(shared))
+            ):
                 epoch.close(reason=_TAKEN_OVER)
         self._epochs = [epoch for epoch in self._epochs if not epoch.is_over]
 
@@ -331,7 +336,7 @@ class _Running:
         if device not in self._transfers:
             buffer_size = loader._buffer_size
             guard = None
-            if buffer_size and device.type != "meta" and not _makes_anew(loader._data):
+            if buffer_size and not _makes_anew(loader._data):
                 guard = ReuseGuard(device, buffer_size + 2)
             self._transfers[device] = (
                 StreamTransfer(device, loader._transform, guard, buffer_size)

@@ -43,6 +43,7 @@ class Source:
         iterator: What `iter` of the user's data gave.
         start: How the pass begins: reads the first batch, and takes positions.
         num_batches: The most to read [batches]; None for no limit.
+        length: How many it says it has [batches]; None where it does not.
         lock: Held while reading. All epochs of a loader share it: a dataset need not stand being
             used by two threads at once.
         unused: Where batches wait that were read and not used, for an iterator that cannot give
@@ -54,10 +55,12 @@ class Source:
         iterator: Iterator[Any],
         start: Start,
         num_batches: int | None,
+        length: int | None,
         lock: threading.RLock,
         unused: Unused | None,
     ) -> None:
         self._iterator: Iterator[Any] | None = iterator
+        self._length = length
         self._start = start
         self._first = True
         self._num_batches = num_batches
@@ -67,6 +70,20 @@ class Source:
         self.position: Position = start.position
         """After the batch read last."""
         self.is_being_read = False
+
+    @property
+    def is_at_length(self) -> bool:
+        """Whether as much was read as the source says it has.
+
+        A loop that takes exactly so many batches does not ask further, and some sources do
+        something at their end: a sampler draws once more. So it is the consumer who asks.
+        """
+        return self.num_read == self._length and self._iterator is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the iterator has been let go of."""
+        return self._iterator is None
 
     @property
     def is_one_shot(self) -> bool:

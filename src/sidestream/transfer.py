@@ -78,16 +78,28 @@ def naming(batch: Any, leaf: Any) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        annotate(error, f"moving {path_of(batch, leaf)}, a {type(leaf).__qualname__}")
+        name_leaf(error, batch, leaf)
         raise
+
+
+def name_leaf(error: BaseException, batch: Any, leaf: Any) -> None:
+    """Note on an error which leaf of the batch it was about."""
+    annotate(error, f"moving {path_of(batch, leaf)}, a {type(leaf).__qualname__}")
 
 
 def move(batch: Any, device: torch.device) -> Any:
     """Move a batch as a plain loop would: `leaf.to(device)`, once for each leaf."""
     moved = {}
-    for leaf in movable_leaves(batch):
-        with naming(batch, leaf):
-            moved[id(leaf)] = leaf.to(device)
+    leaf: Any = None
+    try:
+        for leaf in movable_leaves(batch):
+            new = leaf.to(device)
+            if new is not leaf:
+                moved[id(leaf)] = new
+    except BaseException as error:
+        if leaf is not None:
+            name_leaf(error, batch, leaf)
+        raise
     return replace_leaves(batch, moved) if moved else batch
 
 

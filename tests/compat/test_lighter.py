@@ -91,6 +91,15 @@ def test_a_queue_of_size_0_has_no_limit():
     assert len(list(iterator)) == 9
 
 
+def test_no_limit_needs_a_length():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(int, 1)
+
+    with pytest.raises(ValueError, match=r"queue_size must be 1 or more .*got 0"):
+        AsynchronousLoader(Endless(), "cpu", workers=0, queue_size=0)
+
+
 def test_a_loop_broken_off_can_be_begun_again_and_leaves_no_thread():
     loader = AsynchronousLoader(DATA, "cpu", 2, workers=0)
     before = threading.active_count()

@@ -14,6 +14,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from sidestream import AsynchronousLoader
+from support.children import send_numbers
 from support.sources import SizedCounting, numbers, plain
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -129,17 +130,13 @@ def test_copying_a_thousand_times_starts_nothing(duplicate: Any, device: str) ->
     assert numbers(twins[-1]) == [0, 1]
 
 
-def _send_numbers(loader: Any, connection: Any) -> None:
-    connection.send([numbers(loader), numbers(itertools.islice(loader, 1)), len(loader)])
-
-
 def test_a_spawned_child_gets_the_loader_in_mid_pass_and_all_its_batches(device: str) -> None:
     context = multiprocessing.get_context("spawn")
     loader = AsynchronousLoader(plain(3), device, buffer_size=2)
     iterator = iter(loader)
     assert next(iterator)[1] == 0
     ours, theirs = context.Pipe()
-    child = context.Process(target=_send_numbers, args=(loader, theirs))
+    child = context.Process(target=send_numbers, args=(loader, theirs))
     child.start()
     theirs.close()
     assert ours.poll(25)

@@ -113,11 +113,23 @@ def source_lines(error: BaseException) -> list[str]:
 
 
 @pytest.mark.parametrize("at", [0, 2, LENGTH - 1, LENGTH], ids=lambda at: f"at{at}")
-def test_an_error_arrives_as_itself_after_the_good_batches(
-    make_error: Callable[[], BaseException], at: int, buffer_size: int, device: str
+def test_an_error_arrives_after_the_good_batches(at: int, buffer_size: int, device: str) -> None:
+    error = SystemExit(3)
+    iterator = iter(AsynchronousLoader(Raising(error, at), device, buffer_size=buffer_size))
+    seen, caught = collect(iterator)
+    assert caught is error
+    assert seen == list(range(at))
+    for _ in range(3):
+        assert collect(iterator) == ([], None)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("buffer_size", [0, 2])
+def test_an_error_of_any_kind_arrives_as_itself(
+    make_error: Callable[[], BaseException], at: int, buffer_size: int
 ) -> None:
     error = make_error()
-    iterator = iter(AsynchronousLoader(Raising(error, at), device, buffer_size=buffer_size))
+    iterator = iter(AsynchronousLoader(Raising(error, at), "cpu", buffer_size=buffer_size))
     seen, caught = collect(iterator)
     assert caught is error
     assert seen == list(range(at))
@@ -154,6 +166,8 @@ def test_an_error_keeps_its_attributes_cause_and_notes(buffer_size: int, device:
     assert (caught.code, caught.path) == (7, "a/b")
 
 
+@pytest.mark.parametrize("device", ["meta"])
+@pytest.mark.parametrize("buffer_size", [0, 2])
 def test_an_error_in_iter_of_the_source_is_raised_by_iter(
     make_error: Callable[[], BaseException], buffer_size: int, device: str
 ) -> None:
@@ -177,10 +191,8 @@ def test_stop_iteration_out_of_iter_of_the_source_is_raised_as_in_a_plain_loop(
 
 
 @pytest.mark.parametrize("at", ["iter", 0, 2, LENGTH])
-def test_a_fresh_pass_after_an_error_is_full(
-    make_error: Callable[[], BaseException], at: int | str, buffer_size: int, device: str
-) -> None:
-    error = make_error()
+def test_a_fresh_pass_after_an_error_is_full(at: int | str, buffer_size: int, device: str) -> None:
+    error = ValueError("broken")
     loader = AsynchronousLoader(Raising(error, at), device, buffer_size=buffer_size)
     with pytest.raises(type(error)):
         list(loader)
@@ -257,6 +269,8 @@ class FailingItems(Dataset):
         return batch_of(index)
 
 
+@pytest.mark.parametrize("device", ["meta"])
+@pytest.mark.parametrize("buffer_size", [0, 2])
 def test_a_dataset_that_raises_at_batch_3_raises_that_after_batches_0_to_2(
     make_error: Callable[[], BaseException], buffer_size: int, device: str
 ) -> None:
@@ -267,6 +281,8 @@ def test_a_dataset_that_raises_at_batch_3_raises_that_after_batches_0_to_2(
     assert seen == [0, 1, 2]
 
 
+@pytest.mark.parametrize("device", ["meta"])
+@pytest.mark.parametrize("buffer_size", [0, 2])
 def test_an_error_in_a_transform_arrives_as_itself(
     make_error: Callable[[], BaseException], buffer_size: int, device: str
 ) -> None:
@@ -297,6 +313,8 @@ class FailingMove:
         raise self._error  # the failing line of the move
 
 
+@pytest.mark.parametrize("device", ["meta"])
+@pytest.mark.parametrize("buffer_size", [0, 2])
 def test_an_error_in_a_move_arrives_as_itself_with_the_place_in_the_batch(
     make_error: Callable[[], BaseException], buffer_size: int, device: str
 ) -> None:

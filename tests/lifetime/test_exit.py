@@ -16,8 +16,6 @@ say("in mid-epoch")
 """
 SOURCES = {
     "endless": "Counting(None)",
-    "full buffer": "plain(50)",
-    "DataLoader": "DataLoader(TensorDataset(torch.arange(100)), batch_size=2)",
     "workers": "DataLoader(TensorDataset(torch.arange(100)), batch_size=2, num_workers=1)",
     "persistent workers": (
         "DataLoader(TensorDataset(torch.arange(100)), num_workers=1, persistent_workers=True)"
@@ -31,21 +29,22 @@ def test_falling_off_the_end_in_mid_epoch(source: str) -> None:
     run(text).assert_clean("in mid-epoch")
 
 
-def test_falling_off_the_end_after_a_break() -> None:
+@pytest.mark.parametrize("fresh", [False, True], ids=["fork", "fresh interpreter"])
+def test_falling_off_the_end_after_a_break(fresh: bool) -> None:
     run(
         """
         for _ in AsynchronousLoader(Counting(None), "cpu"):
             break
         say("after the break")
-        """
+        """,
+        fresh=fresh,
     ).assert_clean("after the break")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_sys_exit_in_the_body(workers: int) -> None:
+def test_sys_exit_in_the_body() -> None:
     run(
-        f"""
-        data = DataLoader(TensorDataset(torch.arange(100)), num_workers={workers})
+        """
+        data = DataLoader(TensorDataset(torch.arange(100)), num_workers=1)
         for _ in AsynchronousLoader(data, "cpu"):
             sys.exit(3)
         """
@@ -73,7 +72,7 @@ def test_sigterm_in_mid_epoch() -> None:
     text = MID_EPOCH.format(source="Counting(None)", device="cpu", buffer_size=2)
     with running(text + "signal.pause()") as script:
         script.wait_for("in mid-epoch")
-        script._process.terminate()
+        script.terminate()
         script.finish(5)
         assert script.returncode == -signal.SIGTERM
         assert script.stderr == ""
@@ -108,38 +107,25 @@ def test_exit_while_a_daemon_thread_consumes() -> None:
     ).assert_clean("begun")
 
 
-def test_exit_with_an_iterator_in_a_module_and_in_a_cycle() -> None:
+def test_exit_with_iterators_in_a_cycle_never_asked_and_failed_unseen() -> None:
     run(
         """
         import types
         module = sys.modules["kept"] = types.ModuleType("kept")
+        module.itself = module
         module.loader = AsynchronousLoader(Counting(None), "cpu")
         module.iterator = iter(module.loader)
-        module.itself = module
         next(module.iterator)
+
+        never_asked = iter(AsynchronousLoader(Counting(None), "cpu"))
+
+        before = set(loader_threads())
+        failed = iter(AsynchronousLoader(Raising(ValueError("unseen"), 1), "cpu"))
+        next(failed)
+        wait_until(lambda: set(loader_threads()) <= before, "the thread has ended")
         say("kept")
         """
     ).assert_clean("kept")
-
-
-def test_exit_with_an_iterator_that_was_never_asked() -> None:
-    run(
-        """
-        iterator = iter(AsynchronousLoader(Counting(None), "cpu"))
-        say("made")
-        """
-    ).assert_clean("made")
-
-
-def test_exit_while_the_source_raises_in_the_thread() -> None:
-    run(
-        """
-        iterator = iter(AsynchronousLoader(Raising(ValueError("unseen"), 1), "cpu"))
-        next(iterator)
-        wait_until(lambda: not loader_threads(), "the thread has ended")
-        say("raised and unseen")
-        """
-    ).assert_clean("raised and unseen")
 
 
 def test_a_loader_used_in_an_exit_handler() -> None:

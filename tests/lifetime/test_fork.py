@@ -34,26 +34,22 @@ def fork(in_child: str, buffer_size: int) -> str:
 
 
 @pytest.mark.parametrize("buffer_size", [0, 2])
-def test_the_inherited_iterator_says_clearly_that_it_is_the_parent_s(buffer_size: int) -> None:
+def test_the_child_is_told_whose_the_iterator_is_and_has_full_passes_of_its_own(
+    buffer_size: int,
+) -> None:
     in_child = """
 try:
     next(iterator)
 except RuntimeError as error:
     say("process" in str(error), str(error).count(chr(10)))
+say(numbers(loader), len(list(loader)))
 """
-    run(fork(in_child, buffer_size)).assert_clean("forking", "True 0", "child 0 parent [1, 2, 3]")
-
-
-@pytest.mark.parametrize("buffer_size", [0, 2])
-def test_a_new_pass_in_the_child_is_full(buffer_size: int) -> None:
-    run(fork("say(numbers(loader), len(list(loader)))", buffer_size)).assert_clean(
-        "forking", "[0, 1, 2, 3] 4", "child 0 parent [1, 2, 3]"
+    run(fork(in_child, buffer_size)).assert_clean(
+        "forking", "True 0", "[0, 1, 2, 3] 4", "child 0 parent [1, 2, 3]"
     )
 
 
-@pytest.mark.parametrize(
-    "ending", ["sys.exit(0)", "pass", "os._exit(0)", "loader.close()", "del loader, iterator"]
-)
+@pytest.mark.parametrize("ending", ["pass", "os._exit(0)", "loader.close(); del loader, iterator"])
 def test_the_child_ends_cleanly(ending: str) -> None:
     run(fork(ending, 2)).assert_clean("forking", "child 0 parent [1, 2, 3]")
 

@@ -23,6 +23,10 @@ def iterator_type() -> type:
     return type(iterator)
 
 
+KEPT: set[int] = set()
+"""Child processes that stay for all tests, by id."""
+
+
 class Snapshot:
     """What lives now; `leaks` tells what came later and stayed."""
 
@@ -50,7 +54,8 @@ class Snapshot:
         return found
 
     def _new_children(self) -> set[psutil.Process]:
-        return set(psutil.Process().children(recursive=True)) - self._children
+        children = set(psutil.Process().children(recursive=True)) - self._children
+        return {child for child in children if child.pid not in KEPT}
 
 
 def _live_iterators() -> list[Any]:

@@ -12,21 +12,34 @@ the loader itself, so `next` goes to what `iter` gave.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sidestream.loader import AsynchronousLoader
 
 
-def buffer_size_of(queue_size: int, batches: Any) -> int:
-    """The buffer size for the size of a `queue.Queue`, where 0 and less is no limit."""
+def buffer_size_of(queue_size: int, num_batches: int | None, name: str) -> int:
+    """The buffer size for the size of a `queue.Queue`, where 0 and less is no limit.
+
+    Raises:
+        ValueError: If no limit is asked for and it is not known how many batches there are.
+    """
     if queue_size > 0:
         return queue_size
-    with contextlib.suppress(TypeError):  # a stream of unknown length
-        return max(1, len(batches))
-    return sys.maxsize
+    if num_batches is None:
+        raise ValueError(
+            f"{name} must be 1 or more [batches] for data without a length, got {queue_size}, "
+            "which means no limit"
+        )
+    return max(1, num_batches)
+
+
+def length_of(batches: Any) -> int | None:
+    """The number of batches, where it is known."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
 
 
 class QueueView:

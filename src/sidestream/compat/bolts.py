@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sidestream import loader
 from sidestream.batch import parts_of, replace_leaves
-from sidestream.compat import QueueView, buffer_size_of
+from sidestream.compat import QueueView, buffer_size_of, length_of
 
 _FIRST_GPU = torch.device("cuda", 0)
 
@@ -55,12 +55,13 @@ class AsynchronousLoader(loader.AsynchronousLoader[Any]):
                 )
         else:
             batches = DataLoader(data, **kwargs)
-        if num_batches is None:
-            _check_length(batches)
+        limit = length_of(batches) if num_batches is None else num_batches
+        if limit is None:
+            raise ValueError("num_batches must be given for data without a length, got None")
         super().__init__(
             batches,
             device,
-            buffer_size=buffer_size_of(q_size, batches),
+            buffer_size=buffer_size_of(q_size, limit, "q_size"),
             num_batches=num_batches,
             transform=functools.partial(_move_arrays, device=device),
         )
@@ -89,15 +90,6 @@ class AsynchronousLoader(loader.AsynchronousLoader[Any]):
     def queue(self) -> QueueView:
         """How full the buffer is."""
         return QueueView(self)
-
-
-def _check_length(batches: DataLoader[Any]) -> None:
-    try:
-        len(batches)
-    except TypeError as error:
-        raise ValueError(
-            "num_batches must be given, because the data has no length; got None"
-        ) from error
 
 
 def _is_array(part: Any) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sidestream import loader
-from sidestream.compat import QueueView, buffer_size_of
+from sidestream.compat import QueueView, buffer_size_of, length_of
 
 
 class AsynchronousLoader(loader.AsynchronousLoader[Any]):
@@ -50,7 +50,8 @@ class AsynchronousLoader(loader.AsynchronousLoader[Any]):
             num_workers=workers,
             **kwargs,
         )
-        super().__init__(batches, device, buffer_size=buffer_size_of(queue_size, batches))
+        depth = buffer_size_of(queue_size, length_of(batches), "queue_size")
+        super().__init__(batches, device, buffer_size=depth)
 
     @property
     def dataloader(self) -> Any:

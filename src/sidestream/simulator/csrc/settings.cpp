@@ -8,7 +8,7 @@
 namespace sim {
 
 Settings& settings() {
-  static auto* instance = new Settings;  // never destroyed: stream threads may outlive statics
+  static auto* instance = new Settings;  // never destroyed: stream threads may outlive it
   return *instance;
 }
 
