@@ -142,8 +142,8 @@ class AsynchronousLoader(Generic[BatchT]):
         """Continue after the batch that `state_dict` spoke of: with the next `iter()`.
 
         Passes under way are closed; their iterators raise a RuntimeError. A sampler leaves out
-        what was delivered, without reading it; an iterable that is no DataLoader and has no state
-        is read again from its beginning.
+        what was delivered, without reading it; what draws random numbers as it is read, or is no
+        DataLoader and has no state, is read again from its beginning.
 
         Raises:
             ValueError: If the state is damaged, or does not fit the source.

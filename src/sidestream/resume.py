@@ -15,6 +15,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
+import operator
 import random
 import sys
 import time
@@ -79,6 +80,8 @@ class Start:
         self._is_warm = _is_warm(data)
         if state is not None:
             self._is_warm, self._again = state["warm"], dict(state["start"])
+            if self._way == "skip" and not _forks(data) and _generators(data.dataset):
+                self._way = "replay"  # it most likely draws from what it holds
             skip = self._skip if self._way == "skip" else 0
             if skip or _is_persistent(data):
                 data = _rest_of(data, skip, self._is_warm, self._watch)
@@ -104,9 +107,6 @@ class Start:
                     read()
                     begun = begun or _random_state(None)
                 batch = read()
-            except StopIteration:
-                if not self._watch.saw_nothing():
-                    raise
             finally:
                 if begun is not None:
                     self._watch.drawn |= _moved(begun, _random_state(None))
@@ -240,7 +240,7 @@ def check_state(state: Any, data: Any) -> dict[str, Any]:
         _check_place(state)
         for noted in state["start"].values():
             _check_random_state(noted, data)
-        _check_generators(state["generators"], data)
+        _check_list(state["generators"], _generators(data), torch.Generator().set_state)
         return copy.deepcopy(state)
     except Exception as error:
         raise ValueError(f"the state is damaged: {error}") from error
@@ -301,19 +301,15 @@ def _description(data: Any) -> list[Any]:
 
 
 def _check_place(state: dict[str, Any]) -> None:
-    count, way, begun = state["num_batches"], state["way"], state["start"]
-    for name in ("num_batches", "since"):
-        if type(state[name]) is not int or state[name] < 0:
-            raise ValueError(f"{name} is {state[name]!r}")
-    if (state["since"] and way != "source") or (begun and state["since"] > count):
-        raise ValueError(f"since is {state['since']}, at batch {count}")
+    count, since, way, begun = (state[name] for name in ("num_batches", "since", "way", "start"))
+    for name, kind in (("num_batches", int), ("since", int), ("warm", bool), ("start", dict)):
+        if type(state[name]) is not kind or (kind is int and state[name] < 0):
+            raise ValueError(f"{name} is {state[name]!r:.80}")
+    if (since and way != "source") or (begun and since > count):
+        raise ValueError(f"since is {since}, at batch {count}")
     if way == "skip" and count > state["of"][0]:
         raise ValueError(f"num_batches is {count}, of {state['of'][0]}")
-    if type(state["warm"]) is not bool:
-        raise ValueError(f"warm is {state['warm']!r}")
-    if not isinstance(begun, dict) or not begun.keys() <= {"iter", "first"}:
-        raise ValueError("start is not what a pass began with")
-    if (count or begun) and "iter" not in begun:
+    if (count or begun) and not {"iter"} <= begun.keys() <= {"iter", "first"}:
         raise ValueError("the random numbers that the pass began with are missing")
     if way == "source" and count and state["source"] is None:
         raise ValueError("the source's own state is missing")
@@ -346,12 +342,6 @@ class _Watch:
     def has_drawn(self) -> bool:
         """Whether what made the first batches out of their indices has drawn any."""
         return self._flag is not None and bool(self._flag)
-
-    def saw_nothing(self) -> bool:
-        """At the end of a pass: whether a dataset with generators must be thought to use them."""
-        if self._flag is not None and not self._forks and _generators(self._dataset):
-            self._flag.fill_(1)
-        return self.has_drawn
 
     def begin(self) -> None:
         """What the dataset draws now is seen."""
@@ -484,18 +474,15 @@ def _check_random_state(state: dict[str, Any], data: Any) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy" in state:
         numpy.random.RandomState().set_state(state["numpy"])
-    _check_generators(state["generators"], data)
-    epochs = state["epochs"]
-    if type(epochs) is not list or list(map(type, epochs)) != [int] * len(_with_epoch(data)):
-        raise ValueError(f"the epochs are {epochs!r}")
+    _check_list(state["generators"], _generators(data), torch.Generator().set_state)
+    _check_list(state["epochs"], _with_epoch(data), operator.index)
 
 
-def _check_generators(states: Any, data: Any) -> None:
-    count = len(_generators(data))
-    if type(states) is not list or len(states) != count:
-        raise ValueError(f"the states of the generators do not fit, of which there are {count}")
-    for saved in states:
-        torch.Generator().set_state(saved)
+def _check_list(states: Any, owners: list[Any], check: Callable[[Any], Any]) -> None:
+    if type(states) is not list or len(states) != len(owners):
+        raise ValueError(f"there are {len(owners)} generators and samplers for {states!r:.80}")
+    for state in states:
+        check(state)
 
 
 def _samplers(data: Any) -> list[Any]:

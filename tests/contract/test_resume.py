@@ -425,7 +425,7 @@ def test_what_is_no_state(state: Any) -> None:
         ({"start": {"iter": {}}}, "damaged"),
         ({"warm": 1}, "warm is 1"),
         ({"since": 1}, "since is 1, at batch 2"),
-        ({"generators": []}, "generators do not fit, of which there are 1"),
+        ({"generators": []}, "there are 1 generators and samplers for"),
         ({"generators": [torch.zeros(7, dtype=torch.uint8)]}, "damaged"),
     ],
 )
