@@ -13,6 +13,7 @@ forgotten iterator is collected, and its collection ends the thread.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import functools
@@ -47,6 +48,9 @@ most reads are over by then, and the thread ends by itself when a longer one is.
 EXIT_TIMEOUT_S = 2.0
 """How long interpreter exit waits, for all epochs together [s]. Arbitrary: longer than a copy, and
 short enough not to be taken for a hang."""
+
+_AGAIN_S = 0.05
+"""When a Ctrl-C that came during a finalizer comes again [s]: after the finalizer."""
 
 _numbers = itertools.count()
 _alive: weakref.WeakSet[Epoch] = weakref.WeakSet()
@@ -175,7 +179,10 @@ class Epoch:
             if self._over is not None:
                 self._raise_over()
             try:
-                batch = self.source.read()
+                with self._transfer.reading():
+                    start = time.perf_counter()
+                    batch = self.source.read()
+                    self._recorder.add(source_wait_s=time.perf_counter() - start)
             except EndOfSource:
                 self.position = self.source.position
                 self.close()
@@ -184,7 +191,9 @@ class Epoch:
                 self.close()
                 raise
         try:
-            batch = self._transfer.hand_over(_load(self._transfer, self.source, batch))
+            with self._transfer.reading():
+                parcel = _load(self._transfer, self.source, batch)
+            batch = self._transfer.hand_over(parcel)
             self.position = self.source.position
             return batch
         except StopIteration as error:
@@ -201,6 +210,8 @@ class Epoch:
             parcel = channel.take()
         except ChannelEnd as end:
             error = end.error
+            if error is None and self._over is None and not self.source.has_ended:
+                return self._next_inline()
         else:
             batch = self._transfer.hand_over(parcel)
             channel.release()
@@ -301,11 +312,15 @@ class EpochIterator(Generic[BatchT]):
         self._epoch.close()
 
     def __del__(self) -> None:
-        # Nobody could catch a time-out here. The loader joins the thread before it reads again.
-        with contextlib.suppress(AttributeError, TimeoutError):
+        # Nobody could catch anything here. The loader joins the thread before it reads again.
+        try:
             self._epoch.stop()
             if not is_reading():
                 self._epoch.forget()
+        except KeyboardInterrupt:  # a finalizer swallows it, and the program must not
+            threading.Timer(_AGAIN_S, _thread.interrupt_main).start()
+        except BaseException:  # noqa: BLE001 - see above
+            pass
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pass under way cannot be copied or pickled; the loader can")
@@ -353,6 +368,8 @@ def _produce(
                 reserved = clock()
                 channel.put(_load(transfer, source, batch))
                 del batch  # nothing of it may be held while the next one is read
+                if source.is_at_length:
+                    break
                 loaded = clock()
                 transfer.wait_for_sources()
                 batch = source.read()
@@ -367,7 +384,8 @@ def _produce(
         error = raised
     finally:
         batch = None
-        source.end()  # before the consumer learns of the end: worker processes end with it
+        if error is not None or not source.is_at_length:
+            source.end()  # before the consumer learns of the end: worker processes end with it
         channel.finish(error)
         del error
 

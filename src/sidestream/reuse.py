@@ -48,7 +48,7 @@ class ReuseGuard:
             self._seen.update(addresses)
             if not self._left:
                 self._seen.clear()
-        copies = {id(leaf): leaf.clone() for leaf in leaves}
+        copies = {id(leaf): _copy(leaf) for leaf in leaves}
         copies.update((id(array), array.copy(order="K")) for array in arrays)
         return replace_leaves(batch, copies)
 
@@ -61,9 +61,19 @@ class ReuseGuard:
             and leaf.layout is torch.strided
             and leaf.numel() > 0
             and not (leaf.requires_grad or leaf.is_nested or leaf.is_quantized or leaf.is_conj())
-            and leaf.is_contiguous()
             and not vars(leaf)
         )
+
+
+def _copy(leaf: torch.Tensor) -> torch.Tensor:
+    """A copy in memory of its own, with the same strides wherever that can be."""
+    shape = [n if step else min(n, 1) for n, step in zip(leaf.shape, leaf.stride(), strict=True)]
+    once = leaf.as_strided(shape, leaf.stride())  # what was expanded, before that
+    new = torch.empty_strided(shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    try:
+        return new.copy_(once).as_strided(leaf.shape, leaf.stride())
+    except RuntimeError:  # elements that overlap in other ways
+        return leaf.clone()
 
 
 def _is_array(part: Any) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from sidestream.errors import annotate
-from sidestream.resume import Position, Start
+from sidestream.resume import Position, ReadAgain, Start
 
 Unused: TypeAlias = deque[tuple[Any, BaseException | None]]
 """Batches that were read from a one-shot iterator and not used, and the error behind them."""
@@ -41,6 +43,7 @@ class Source:
         iterator: What `iter` of the user's data gave.
         start: How the pass begins: reads the first batch, and takes positions.
         num_batches: The most to read [batches]; None for no limit.
+        length: How many it says it has [batches]; None where it does not.
         lock: Held while reading. All epochs of a loader share it: a dataset need not stand being
             used by two threads at once.
         unused: Where batches wait that were read and not used, for an iterator that cannot give
@@ -52,10 +55,12 @@ class Source:
         iterator: Iterator[Any],
         start: Start,
         num_batches: int | None,
+        length: int | None,
         lock: threading.RLock,
         unused: Unused | None,
     ) -> None:
         self._iterator: Iterator[Any] | None = iterator
+        self._length = length
         self._start = start
         self._first = True
         self._num_batches = num_batches
@@ -65,6 +70,20 @@ class Source:
         self.position: Position = start.position
         """After the batch read last."""
         self.is_being_read = False
+
+    @property
+    def is_at_length(self) -> bool:
+        """Whether as much was read as the source says it has.
+
+        A loop that takes exactly so many batches does not ask further, and some sources do
+        something at their end: a sampler draws once more. So it is the consumer who asks.
+        """
+        return self.num_read == self._length and self._iterator is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the iterator has been let go of."""
+        return self._iterator is None
 
     @property
     def is_one_shot(self) -> bool:
@@ -89,13 +108,15 @@ class Source:
         try:
             with self._lock:
                 self.is_being_read = True
+                started = time.perf_counter()
                 try:
                     batch = self._next()
                 except StopIteration:
                     self.position = self._start.snapshot(self.num_read, finished=True)
                     raise EndOfSource from None
                 self.num_read += 1
-                self.position = self._start.snapshot(self.num_read)
+                read_s = time.perf_counter() - started
+                self.position = self._start.snapshot(self.num_read, read_s)
         except EndOfSource:
             raise
         except BaseException as error:
@@ -128,5 +149,9 @@ class Source:
             raise EndOfSource
         if self._first:
             self._first = False
+            with contextlib.suppress(ReadAgain):
+                return self._start.first(self._iterator.__next__)
+            self._iterator = None  # its worker processes end first
+            self._iterator = self._start.open()
             return self._start.first(self._iterator.__next__)
         return next(self._iterator)

@@ -669,3 +669,26 @@ def test_a_batch_that_is_there_already_is_the_same_object(device: str, batch: li
     there = build(batch, lambda leaf: leaf.to(device))
     (got,) = AsynchronousLoader([there], device)
     assert got is there
+
+
+class AsksItsLoader:
+    """State methods that want arguments only the library's own loader has, as litdata's do."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([f(1), f(2)])
+
+    def state_dict(self, num_yielded: int, batch_size: int) -> dict[str, int]:
+        raise AssertionError("not for the loader to call")
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError("not for the loader to call")
+
+
+def test_a_source_whose_state_wants_arguments_is_read_like_any_other(device: str) -> None:
+    loader = AsynchronousLoader(AsksItsLoader(), device)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    assert [tuple(x.shape) for x in iterator] == [(2,)]
+    loader.load_state_dict(state)
+    assert [tuple(x.shape) for x in loader] == [(2,)]

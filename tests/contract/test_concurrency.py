@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -65,9 +66,23 @@ def test_no_two_threads_are_in_the_dataset_over_200_early_breaks(buffer_size: in
     assert len(list(loader)) == 15
 
 
-def test_no_two_threads_are_in_the_dataset_of_two_passes_at_once() -> None:
-    dataset = NonReentrant(40)
+class Lingering(NonReentrant):
+    """Stays inside for a while and lets other threads run, so that one would meet the other."""
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.inside.acquire(blocking=False):
+            self.overlaps += 1
+            raise RuntimeError("two threads are inside the dataset at once")
+        try:
+            threading.Event().wait(0.001)
+            return torch.full((2,), float(index)), index
+        finally:
+            self.inside.release()
+
+
+def test_no_two_threads_are_in_the_dataset_of_four_passes_at_once() -> None:
+    dataset = Lingering(20)
     loader = AsynchronousLoader(DataLoader(dataset, batch_size=None), "cpu")
     for worker in [Worker(numbers, loader) for _ in range(4)]:
-        assert worker.result() == list(range(40))
+        assert worker.result() == list(range(20))
     assert dataset.overlaps == 0

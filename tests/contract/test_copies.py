@@ -28,6 +28,12 @@ def double(batch: Any) -> Any:
     return batch[0], batch[1] * 2
 
 
+@pytest.fixture(params=[0, 2], ids=lambda size: f"buffer{size}")
+def buffer_size(request: pytest.FixtureRequest) -> int:
+    """With and without a thread: its size does not matter here."""
+    return request.param
+
+
 @pytest.fixture(params=WAYS)
 def duplicate(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
     return WAYS[request.param]
@@ -130,9 +136,9 @@ def test_copying_a_thousand_times_starts_nothing(duplicate: Any, device: str) ->
     assert numbers(twins[-1]) == [0, 1]
 
 
-def test_a_spawned_child_gets_the_loader_in_mid_pass_and_all_its_batches(device: str) -> None:
+def test_a_spawned_child_gets_the_loader_in_mid_pass_and_all_its_batches() -> None:
     context = multiprocessing.get_context("spawn")
-    loader = AsynchronousLoader(plain(3), device, buffer_size=2)
+    loader = AsynchronousLoader(plain(3), "meta", buffer_size=2)
     iterator = iter(loader)
     assert next(iterator)[1] == 0
     ours, theirs = context.Pipe()

@@ -79,6 +79,12 @@ CONTEXTS: dict[str, Any] = {
 }
 
 
+@pytest.fixture(params=[0, 2], ids=lambda size: f"buffer{size}")
+def buffer_size(request: pytest.FixtureRequest) -> int:
+    """With and without a thread: its size does not matter here."""
+    return request.param
+
+
 @pytest.fixture(params=CONTEXTS)
 def context(request: pytest.FixtureRequest) -> Any:
     return CONTEXTS[request.param]

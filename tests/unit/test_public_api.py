@@ -18,7 +18,9 @@ from sidestream import device as seam
 
 PACKAGE = Path(sidestream.__file__).parent
 CORE = sorted(PACKAGE.glob("*.py"))
-CORE_LINES = 1500
+# A ratchet, to be turned down only. The aim is 1,500: that is what the loader took before packing,
+# resuming and every kind of batch came to it.
+CORE_LINES = 2300
 
 
 def test_the_public_names() -> None:
@@ -30,6 +32,8 @@ SIGNATURES = {
     "AsynchronousLoader": "(data, device=None, *, buffer_size=2, num_batches=None, transform=None,"
     " **dataloader_kwargs)",
     "AsynchronousLoader.close": "(self)",
+    "AsynchronousLoader.load_state_dict": "(self, state)",
+    "AsynchronousLoader.state_dict": "(self)",
     "AsynchronousLoader.statistics": "(self)",
     "LoaderStatistics": "(num_epochs=0, num_batches=0, source_wait_s=0.0, transfer_s=0.0,"
     " room_wait_s=0.0, consumer_wait_s=0.0)",

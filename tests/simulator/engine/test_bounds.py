@@ -95,7 +95,7 @@ def test_memory_is_flat_over_a_thousand_epochs(simulator):
                 checks.add(batch, number)
             if number == epoch % 4:
                 break
-        if epoch == 3:
+        if epoch == 99:  # by now the threads have run in every order, and the most was held
             torch.accelerator.synchronize()
             flat = (torch.accelerator.memory_reserved(), simulator.pinned_memory().reserved_bytes)
     assert checks.wrong() == 0

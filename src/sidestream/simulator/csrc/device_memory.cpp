@@ -75,7 +75,7 @@ void poll_held_back(DeviceMemory& device) {
 }
 
 void empty_cache(int index) {  // runtime lock held: stream threads never take it
-  synchronize_device(index);
+  drain_device(index);
   auto& device = *memory().devices[index];
   poll_held_back(device);
   for (auto& [stream, free_list] : device.free_lists) {

@@ -168,9 +168,7 @@ void synchronize(Stream* stream, bool host_learns) {
   raise_pending();
 }
 
-void synchronize_device(int device) {
-  if (in_forked_child() || is_down()) return;
-  Waiting scope;
+void drain_device(int device) {
   for (int id = 0; id < kStreamsPerDevice; id++) {
     Stream& stream = *stream_at(checked_device(device), id);
     if (!stream.started()) continue;
@@ -178,6 +176,12 @@ void synchronize_device(int device) {
     stream.drain();
     learn(clock);
   }
+}
+
+void synchronize_device(int device) {
+  if (in_forked_child() || is_down()) return;
+  Waiting scope;
+  drain_device(device);
   raise_pending();
 }
 

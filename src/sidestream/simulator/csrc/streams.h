@@ -102,7 +102,9 @@ void wait_for_stream(Stream* waiter, Stream* other);
 void synchronize(Stream* stream, bool host_learns = true);
 void synchronize_device(int device);
 void synchronize_mark(const MarkPtr& mark);
-int threads_waiting();       // in one of the three calls above
+// Waits without raising, which may need the GIL: also allowed under the runtime lock.
+void drain_device(int device);
+int threads_waiting();       // in one of the synchronize functions
 bool query(Stream* stream);  // a true answer is a synchronisation
 bool query(const MarkPtr& mark);
 

@@ -1,0 +1,317 @@
+"""Take each guard of the loader out in turn, and run the tests that must notice.
+
+A mutation is a piece of the source and what to put in its place. It is made in a copy of the
+package, and survives when its tests pass all the same. Exit codes: 0 all are noticed, 1 one
+survives, 2 the table no longer fits the source, or its tests fail without any mutation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 90.0  # for the tests of one mutation; a hang is noticed, too
+AT_ONCE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """A guard, and what is left without it."""
+
+    name: str
+    file: str
+    original: str
+    replacement: str
+    tests: str
+    """Arguments of pytest, relative to `tests`."""
+
+
+CHANNEL = "unit/test_channel.py"
+STAGING = "unit/test_staging.py"
+HAZARDS = "simulator/engine/test_hazards.py"
+ERRORS = "contract/test_errors.py"
+
+MUTATIONS = [
+    Mutation(
+        "channel: bound", "channel.py",
+        "while not self._closed and self._full():", "while False:", f"{CHANNEL} -k producer_woken",
+    ),
+    Mutation(
+        "channel: room while held", "channel.py",
+        "self._holders.add(me)", "pass", f"{CHANNEL} -k producer_woken",
+    ),
+    Mutation(
+        "channel: room after an interrupt", "channel.py",
+        "if me in self._holders:", "if False:", f"{CHANNEL} -k thrown_out",
+    ),
+    Mutation(
+        "channel: re-entrant lock", "channel.py",
+        "lock = threading.RLock()", "lock = threading.Lock()", f"{CHANNEL} -k own_lock",
+    ),
+    Mutation(
+        "channel: close wakes the producer", "channel.py",
+        "self._room.notify_all()", "pass", f"{CHANNEL} -k wakes_everybody",
+    ),
+    Mutation(
+        "channel: an error once", "channel.py",
+        "error, self._error = self._error, None", "error = self._error",
+        f"{CHANNEL} -k first_only",
+    ),
+    Mutation(
+        "channel: a wait in a loop", "channel.py",
+        "while not (self._items or self._finished or self._closed):",
+        "if not (self._items or self._finished or self._closed):",
+        f"{CHANNEL} -k without_a_reason",
+    ),
+    Mutation(
+        "source: limit", "source.py",
+        "if self._num_batches is not None and self.num_read >= self._num_batches:", "if False:",
+        "contract/test_one_shot.py -k beyond",
+    ),
+    Mutation(
+        "source: one thread at a time", "source.py",
+        "with self._lock:", "with threading.RLock():",
+        "contract/test_concurrency.py -k four_passes",
+    ),
+    Mutation(
+        "source: what was read ahead of a one-shot iterator", "source.py",
+        "self._unused.extendleft(", "list(", "contract/test_one_shot.py -k broken_off",
+    ),
+    Mutation(
+        "epoch: stop closes the channel", "epoch.py",
+        "            self._channel.close()", "            pass",
+        "lifetime/test_collection.py -k waits_for_room",
+    ),
+    Mutation(
+        "epoch: a finalizer ends the pass", "epoch.py",
+        "            self._epoch.stop()\n", "            return\n",
+        "lifetime/test_collection.py -k first_batches",
+    ),
+    Mutation(
+        "epoch: an iterator of another process", "epoch.py",
+        "        if self._process != os.getpid():\n            raise RuntimeError(",
+        "        if False:\n            raise RuntimeError(", "lifetime/test_fork.py -k told",
+    ),
+    Mutation(
+        "epoch: the caller's thread state", "epoch.py",
+        "                    target=self._state.run,\n",
+        "                    target=lambda function, *args: function(*args),\n",
+        "contract/test_thread_state.py -k test_the_source_sees",
+    ),
+    Mutation(
+        "epoch: any exception", "epoch.py",
+        "except BaseException as raised:", "except Exception as raised:",
+        f"{ERRORS} -k after_the_good",
+    ),
+    Mutation(
+        "epoch: the error is passed on", "epoch.py",
+        "channel.finish(error)", "channel.finish()", f"{ERRORS} -k after_the_good",
+    ),
+    Mutation(
+        "epoch: StopIteration out of a transform", "epoch.py",
+        "            raise as_raisable(error)\n        finally:",
+        "            raise error\n        finally:",
+        f"{ERRORS} -k stop_iteration_out_of_a_transform",
+    ),
+    Mutation(
+        "epoch: room is given back", "epoch.py",
+        "            channel.release()\n", "", "contract/test_read_ahead.py -k one_more",
+    ),
+    Mutation(
+        "context: grad mode", "context.py",
+        "stack.enter_context(torch.set_grad_enabled(self._grad))", "pass",
+        "contract/test_thread_state.py -k test_the_source_sees",
+    ),
+    Mutation(
+        "context: context variables", "context.py",
+        "self._variables.copy().run(self._run, function, arguments)",
+        "self._run(function, arguments)",
+        "contract/test_thread_state.py -k test_the_source_sees",
+    ),
+    Mutation(
+        "context: device (H12)", "context.py",
+        "torch.accelerator.set_device_index(index)", "pass", f"{HAZARDS} -k h12",
+    ),
+    Mutation(
+        "batch: a batch that contains itself", "batch.py",
+        "if inside[key]:", "if False:", "unit/test_batch.py -k contains_itself",
+    ),
+    Mutation(
+        "batch: one object in two places (H13)", "batch.py",
+        "        done[key] = result\n", "", "unit/test_batch.py -k stays_one",
+    ),
+    Mutation(
+        "reuse: seen again (H9)", "reuse.py",
+        "self._reuses = self._reuses or not", "self._reuses = False and not",
+        "contract/test_reused_buffers.py -k ring_of_buffers",
+    ),
+    Mutation(
+        "reuse: the window (H9)", "loader.py",
+        "ReuseGuard(device, buffer_size + 2)", "ReuseGuard(device, buffer_size + 1)",
+        "contract/test_reused_buffers.py -k ring_of_buffers",
+    ),
+    Mutation(
+        "loader: a copy is fresh", "loader.py",
+        ' if name != "_running"}', "}", "contract/test_copies.py -k in_mid_pass_is_fresh",
+    ),
+    Mutation(
+        "loader: one reader of a one-shot iterator", "loader.py",
+        "            self._make_room(data)\n", "", "contract/test_one_shot.py -k at_once",
+    ),
+    Mutation(
+        "loader: a forked child starts afresh", "loader.py",
+        "if self._running.process != os.getpid():", "if False:",
+        "lifetime/test_fork.py -k every_lock",
+    ),
+    Mutation(
+        "staging: a slot in flight is waited for", "staging.py",
+        "                slot.wait()\n", "                slot._land()\n",
+        f"{STAGING} -k not_used_again",
+    ),
+    Mutation(
+        "staging: a slot in flight (H2)", "staging.py",
+        "and self._copy.query():", "and True:", f"{HAZARDS} -k h2_a_slot",
+    ),
+    Mutation(
+        "staging: nothing to be rounded up", "staging.py",
+        "pages = 1 << (missing.bit_length() - 1)", "pages = missing", f"{STAGING} -k R07",
+    ),
+    Mutation(
+        "staging: close waits for the copies (G4)", "staging.py",
+        "            self._slots[0].wait()\n", "", f"{STAGING} -k close_waits",
+    ),
+    Mutation(
+        "errors: a note once", "errors.py",
+        "if note not in notes:", "if True:", "unit/test_errors.py -k once",
+    ),
+    Mutation(
+        "release: wait for the copy (H1)", "release.py",
+        "stream.wait_event(ready)", "pass", f"{HAZARDS} -k h1_the",
+    ),
+    Mutation(
+        "release: fence (H3)", "release.py",
+        "self._side.wait_event(stream.record_event())", "pass", f"{HAZARDS} -k h3_dropped",
+    ),
+    Mutation(
+        "release: what is held (H3)", "release.py",
+        "if not seam.is_held(holder):", "if True:", f"{HAZARDS} -k kept_view",
+    ),
+    Mutation(
+        "release: streams of before (H3)", "release.py",
+        "                oldest = min(oldest, since)\n", "", f"{HAZARDS} -k change_streams",
+    ),
+    Mutation(
+        "release: kept over a close (H3)", "release.py",
+        "_record_use(holder, self._streams_since(since))", "pass",
+        "simulator/engine/test_kept_over_close.py",
+    ),
+    Mutation(
+        "transfer: page-locked sources (H9)", "transfer.py",
+        "if not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):", "if False:",
+        f"{HAZARDS} -k reused_buffer",
+    ),
+    Mutation(
+        "packing: version counters (H7)", "packing.py",
+        "out = out.data  #", "pass  #", f"{HAZARDS} -k h7",
+    ),
+    Mutation(
+        "packing: large tensors alone (H8)", "packing.py",
+        "PACK_LIMIT_BYTES = 64 * 1024", "PACK_LIMIT_BYTES = 1 << 30", f"{HAZARDS} -k h8",
+    ),
+]  # fmt: skip
+
+
+def arguments_of(tests: str) -> list[str]:
+    path, _, expression = tests.partition(" -k ")
+    return [f"tests/{path}", *(["-k", expression] if expression else [])]
+
+
+def run_tests(tests: str, package: Path) -> subprocess.CompletedProcess[str] | None:
+    """Run the tests against the package in a folder; None where they took too long."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
+    try:
+        return subprocess.run(
+            [*command, *arguments_of(tests)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def outcome_of(mutation: Mutation) -> tuple[str, float]:
+    """Make the mutation in a copy, and say what became of it."""
+    began = time.monotonic()
+    text = (ROOT / "src" / "sidestream" / mutation.file).read_text(encoding="utf-8")
+    count = text.count(mutation.original)
+    if count != 1:
+        return f"its text stands {count} times in the source", 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder)
+        shutil.copytree(
+            ROOT / "src" / "sidestream",
+            package / "sidestream",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        changed = text.replace(mutation.original, mutation.replacement)
+        (package / "sidestream" / mutation.file).write_text(changed, encoding="utf-8")
+        result = run_tests(mutation.tests, package)
+    if result is None:
+        outcome = "noticed (it hangs)"
+    elif result.returncode == 1:
+        outcome = "noticed"
+    elif result.returncode == 0:
+        outcome = "SURVIVES"
+    else:
+        outcome = f"pytest ended with {result.returncode}: {result.stdout[-300:]}"
+    return outcome, time.monotonic() - began
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="part of the name of a mutation; all without")
+    names = parser.parse_args().names
+    chosen = [m for m in MUTATIONS if not names or any(name in m.name for name in names)]
+    if not chosen:
+        parser.error(f"no mutation is called {' or '.join(names)}")
+    say(f"{len(chosen)} mutations; their tests without any:")
+    bad = survivors = 0
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        selections = sorted({mutation.tests for mutation in chosen})
+        for tests, plain in zip(
+            selections, pool.map(lambda t: run_tests(t, ROOT / "src"), selections), strict=True
+        ):
+            if plain is None or plain.returncode != 0:
+                bad += 1
+                say(f"  FAIL {tests}\n{plain.stdout[-2000:] if plain else 'it hangs'}")
+        if bad:
+            return 2
+        say("  all pass\n")
+        for mutation, (outcome, took_s) in zip(chosen, pool.map(outcome_of, chosen), strict=True):
+            say(f"{mutation.name:<52} {took_s:5.1f} s  {outcome}")
+            survivors += outcome == "SURVIVES"
+            bad += not (outcome == "SURVIVES" or outcome.startswith("noticed"))
+    say(f"\n{len(chosen) - survivors - bad} of {len(chosen)} noticed")
+    return 2 if bad else int(survivors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
