@@ -180,5 +180,8 @@ class _Passes:
         """Whether batches come in memory of their own."""
         return int(getattr(self.loader, "num_workers", 0))
 
+    def __len__(self) -> int:
+        return len(self.loader)
+
     def __iter__(self) -> Iterator[Any]:
         return _ITERATE(self.loader)

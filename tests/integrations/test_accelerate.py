@@ -88,7 +88,7 @@ def test_the_accelerator_goes_when_nobody_holds_it(accelerator: Any) -> None:
 def test_once_is_enough(accelerator: Any) -> None:
     assert asynchronous(asynchronous(accelerator)) is accelerator
     loader = accelerator.prepare(DataLoader(Items(8), batch_size=4))
-    assert type(loader.base_dataloader._data) is DataLoader
+    assert type(loader.base_dataloader._base) is DataLoader
 
 
 def test_a_loader_can_be_pickled_before_it_is_iterated(accelerator: Any) -> None:

@@ -561,8 +561,6 @@ def without(state: Any, *names: str) -> Any:
 @pytest.mark.parametrize("bases", [(), (Hooks,)], ids=["", "hooks"])
 def test_checkpoints_hold_the_same_and_resume_the_same(make: Any, bases: Any, tmp_path) -> None:
     pl = lightning.pytorch
-    if not hasattr(pl.utilities.CombinedLoader, "_state_dicts"):
-        pytest.skip(f"Lightning {pl.__version__} keeps no state of loaders")
     results = []
     for name, callbacks in (("plain", []), ("ours", [AsynchronousTransfer()])):
         save = pl.callbacks.ModelCheckpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -32,7 +33,8 @@ class Fetching:
         self.gate = Gate()
         self._kind: Any = combined.__class__
         self._pass: Any = None
-        self._has_position = False
+        self.states: list[Any] | None = None
+        """The loaders' own states after the batch that the loop has; None outside a pass."""
         self._device = trainer.strategy.root_device
         self._convert = getattr(trainer.precision_plugin, "convert_input", lambda batch: batch)
         self._before = getattr(owners[BEFORE], BEFORE)
@@ -45,7 +47,7 @@ class Fetching:
         stateful = [one for one in combined.flattened if is_training and _is_stateful(one)]
         self.views = [_View(self, number, loader) for number, loader in enumerate(stateful)]
         self._loader = AsynchronousLoader(
-            _StatefulBatches(self) if self.views else _Batches(self),
+            _Batches(self),
             self._device,
             buffer_size=buffer_size,
             transform=self._transfer if self._moves_itself else None,
@@ -57,8 +59,13 @@ class Fetching:
         """The next batch, on the device, with its indices."""
         self.gate.open()
         if self._pass is None:
-            self._pass, self._has_position = iter(self._loader), True
-        batch, batch_idx, dataloader_idx = next(self._pass)
+            self._pass = iter(self._loader)
+        try:
+            batch, batch_idx, dataloader_idx, states = next(self._pass)
+        except StopIteration:
+            self.states = None  # what the loaders say is of now
+            raise
+        self.states = states.inside
         return _Ready(batch) if self.has_hooks else batch, batch_idx, dataloader_idx
 
     def end_pass(self, *, forget: bool = False) -> None:
@@ -72,13 +79,7 @@ class Fetching:
             self._pass.close()
             self._pass = None
         if forget:
-            self._has_position = False
-            for view in self.views:
-                view.is_stale = False
-
-    def states(self) -> Any:
-        """The loaders' own states after the batch that the loop has; None outside a pass."""
-        return self._loader.state_dict()["source"] if self._has_position else None
+            self.states = None
 
     def take(self) -> None:
         """Let the combined loader's batches come from here."""
@@ -115,25 +116,30 @@ class Fetching:
 
     # ---- the loader's thread; the first batch of a pass is read in the loop's
 
-    def read(self) -> Iterator[tuple[Any, int, int]]:
+    def read(self) -> Iterator[tuple[Any, int, int, _Hidden]]:
         """What the combined loader gives, and no more than the loop will ask for."""
-        for _ in (
-            itertools.count() if (length := _length(self.combined)) is None else range(length)
-        ):
+        length = _length(self.combined)
+        if length is not None:  # resumed within an epoch, a loop counts from where it was
+            length = max(1, length - self._loop._data_fetcher.fetched)
+        for _ in itertools.count() if length is None else range(length):
             try:
                 batch, batch_idx, dataloader_idx = self._kind.__next__(self.combined)
             except StopIteration:
                 return
+            # Copied: some give a live object, which goes on with the reading.
+            states = _Hidden([copy.deepcopy(view.ahead()) for view in self.views])
             with self._hooks_allowed:
                 batch = self._before(self._convert(batch), dataloader_idx)
-            yield _Raw(batch) if self._moves_itself else batch, batch_idx, dataloader_idx
+            if self._moves_itself:
+                batch = _Hidden(batch)
+            yield batch, batch_idx, dataloader_idx, states
 
-    def _transfer(self, item: tuple[Any, int, int]) -> tuple[Any, int, int]:
+    def _transfer(self, item: tuple[Any, int, int, _Hidden]) -> tuple[Any, int, int, _Hidden]:
         """Call a transfer hook of the user's own, on the side stream."""
-        raw, batch_idx, dataloader_idx = item
+        hidden, batch_idx, dataloader_idx, states = item
         with self._hooks_allowed:
-            batch = self._move(raw.batch, self._device, dataloader_idx)
-        return batch, batch_idx, dataloader_idx
+            batch = self._move(hidden.inside, self._device, dataloader_idx)
+        return batch, batch_idx, dataloader_idx, states
 
 
 class _Batches:
@@ -145,20 +151,8 @@ class _Batches:
         # Says that batches come in memory of their own, where worker processes make them.
         self.num_workers = min((getattr(one, "num_workers", 0) for one in loaders), default=0)
 
-    def __iter__(self) -> Iterator[tuple[Any, int, int]]:
+    def __iter__(self) -> Iterator[tuple[Any, int, int, _Hidden]]:
         return self._fetching.read()
-
-
-class _StatefulBatches(_Batches):
-    """With the state of its loaders, which the core notes with each batch."""
-
-    def state_dict(self) -> list[Any]:
-        """The states of all loaders that have one."""
-        return [view.ahead() for view in self._fetching.views]
-
-    def load_state_dict(self, state: list[Any]) -> None:
-        """Never called: Lightning gives the states to the loaders themselves."""
-        raise NotImplementedError
 
 
 class _View:
@@ -172,7 +166,6 @@ class _View:
 
     def __init__(self, fetching: Fetching, number: int, loader: Any) -> None:
         self.ahead: Callable[..., Any] = loader.state_dict
-        self.is_stale = False
         self.patches = Patches()
         self._fetching, self._number = fetching, number
         self._load: Callable[..., Any] = loader.load_state_dict
@@ -180,11 +173,13 @@ class _View:
         self.patches.put(loader, "load_state_dict", lambda _: self._load_state_dict)
 
     def _state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        states = None if self.is_stale else self._fetching.states()
-        return self.ahead(*args, **kwargs) if states is None else states[self._number]
+        states = self._fetching.states
+        if states is None:
+            return self.ahead(*args, **kwargs)
+        return copy.deepcopy(states[self._number])
 
     def _load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        self.is_stale = True  # what the loader says is of the next pass now
+        self._fetching.states = None  # what the loaders say is of the next pass now
         return self._load(*args, **kwargs)
 
 
@@ -194,16 +189,16 @@ _ALWAYS = contextlib.nullcontext()
 # ---- what is put onto Lightning's objects
 
 
-class _Raw:
-    """Hides a batch from the core, which must not move it: the user's hook does."""
+class _Hidden:
+    """Hides what is inside from the core, which must not move it."""
 
-    __slots__ = ("batch",)
+    __slots__ = ("inside",)
 
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
 
 
-class _Ready(_Raw):
+class _Ready(_Hidden):
     """A batch that has been through the hooks, on its way past them."""
 
     __slots__ = ()
@@ -247,7 +242,7 @@ def unpacking(hook: Any) -> Any:
 
     @functools.wraps(hook)
     def unpacking(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return batch.batch if type(batch) is _Ready else hook(batch, *args, **kwargs)
+        return batch.inside if type(batch) is _Ready else hook(batch, *args, **kwargs)
 
     return unpacking
 

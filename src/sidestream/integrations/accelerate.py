@@ -14,7 +14,9 @@ where that ground moves.
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from sidestream.integrations import check_version, go_through, missing
@@ -80,24 +82,41 @@ class _Under(AsynchronousLoader[Any]):
     methods, which must speak as those of the DataLoader do.
     """
 
+    def __init__(self, base: Any, device: Any, *, buffer_size: int) -> None:
+        self._is_stateful = hasattr(base, "state_dict")
+        data = _Stating(base) if self._is_stateful else base
+        super().__init__(data, device, buffer_size=buffer_size)
+        self._base = base
+        self._state: Any = None
+
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return type(vars(self)["_data"]) if "_data" in vars(self) else _Under
+        return type(vars(self)["_base"]) if "_base" in vars(self) else _Under
+
+    def __iter__(self) -> Iterator[Any]:
+        passed = super().__iter__()
+        return self._batches(passed) if self._is_stateful else passed
+
+    def _batches(self, passed: Iterator[Any]) -> Iterator[Any]:
+        for batch, state in passed:
+            self._state = state.inside
+            yield batch
+        self._state = None  # what the DataLoader says is of now
 
     @property
     def state_dict(self) -> Any:
         """The DataLoader's own method, answering for the batch given last; absent without one."""
-        inner = self._data.state_dict
-        return lambda: super(_Under, self).state_dict()["source"] or inner()
+        inner = self._base.state_dict
+        return lambda: inner() if self._state is None else copy.deepcopy(self._state)
 
     @property
     def load_state_dict(self) -> Any:
         """The DataLoader's own method; absent without one."""
-        load = self._data.load_state_dict
+        load = self._base.load_state_dict
 
         def load_state_dict(state: Any) -> None:
             self.close()
-            self._running = type(self._running)()  # what it would say is of another pass
+            self._state = None
             load(state)
 
         return load_state_dict
@@ -110,3 +129,36 @@ def _under_again(state: dict[str, Any]) -> _Under:
     loader = _Under.__new__(_Under)
     loader.__setstate__(state)
     return loader
+
+
+class _Stating:
+    """The batches of a DataLoader with a state, each with the state after it."""
+
+    def __init__(self, base: Any) -> None:
+        self._base = base
+
+    def __iter__(self) -> Iterator[Any]:
+        return _stating(iter(self._base), self._base.state_dict)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_base":  # in the making of a copy
+            raise AttributeError(name)
+        return getattr(self._base, name)
+
+
+def _stating(batches: Iterator[Any], state_dict: Any) -> Iterator[Any]:
+    for batch in batches:
+        # Copied: it may be a live object, which goes on with the reading.
+        yield batch, _Hidden(copy.deepcopy(state_dict()))
+
+
+class _Hidden:
+    """Hides a state from the core, which would look for tensors in it to move."""
+
+    __slots__ = ("inside",)
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
