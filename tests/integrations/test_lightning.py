@@ -8,6 +8,7 @@ import gc
 import importlib
 import logging
 import pickle
+import threading
 import warnings
 from typing import Any
 
@@ -25,6 +26,7 @@ from support.lightning import (
     make_module,
     make_trainer,
 )
+from support.waiting import is_blocked, wait_until
 
 needs("lightning.pytorch")
 PACKAGES = ["lightning.pytorch"]
@@ -358,6 +360,42 @@ def test_a_step_that_fetches_by_itself_is_left_alone() -> None:
 # ---- hooks
 
 
+def test_hooks_of_training_wait_for_a_validation_to_end() -> None:
+    validates = threading.Event()
+    readers: list[threading.Thread] = []
+
+    class Late(Items):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 8:  # of the third batch, which is read while the second is in use
+                readers.append(threading.current_thread())
+                assert validates.wait(10)
+            return super().__getitem__(index)
+
+    class Module(type(make_module(lightning.pytorch, Hooks))):
+        def validation_step(self, *args):
+            validates.set()
+            wait_until(
+                lambda: not readers[0].is_alive() or is_blocked(readers[0]),
+                "the third batch was read, and waits or went through its hooks",
+            )
+            super().validation_step(*args)
+
+    module = Module()
+    trainer = make_trainer(
+        lightning.pytorch,
+        AsynchronousTransfer(),
+        max_epochs=1,
+        val_check_interval=2,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(module, DataLoader(Late(16), batch_size=4), loader(4, 100))
+    assert len(readers) == 1
+    train = [one for one in module.hooks if one[1] < 1.5]  # by the values of their batches
+    assert {(stage, training) for *_, stage, training in train} == {
+        ("RunningStage.TRAINING", True)
+    }
+
+
 def test_a_data_modules_hooks_are_chosen_as_lightning_chooses(pl: Any) -> None:
     class Data(pl.LightningDataModule):
         def __init__(self) -> None:
@@ -509,30 +547,38 @@ def test_after_an_error_the_trainer_can_be_used_again(bases: Any) -> None:
 
 
 class Counting:
-    """A loader with a state of its own, which is that of what was read last."""
+    """A loader with a state of its own: a live object, of what was read last."""
 
     def __init__(self, length: int) -> None:
-        self.length, self.position = length, 0
+        self.length = length
+        self.state = {"position": 0, "has_ended": False}
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Any:
-        if self.position == self.length:
-            self.position = 0
-        while self.position < self.length:
-            self.position += 1
-            yield torch.full((4, 4), self.position / 64)
+        if self.state["position"] == self.length:
+            self.state["position"] = 0
+        self.state["has_ended"] = False
+        while self.state["position"] < self.length:
+            self.state["position"] += 1
+            yield torch.full((4, 4), self.state["position"] / 64)
+        self.state["has_ended"] = True
 
     def state_dict(self) -> Any:
-        return {"position": self.position}
+        return self.state
 
     def load_state_dict(self, state: Any) -> None:
-        self.position = state["position"]
+        self.state = dict(state)
+
+
+class Unsized(Counting):
+    __len__ = None
 
 
 def stateful_loaders() -> Any:
     yield pytest.param(lambda: Counting(8), id="own")
+    yield pytest.param(lambda: Unsized(8), id="own, without length")
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
     except ImportError:
@@ -611,6 +657,56 @@ def test_a_checkpoint_after_an_error_holds_the_same(first: bool, tmp_path) -> No
         states.append(without(content, "callbacks"))
         assert "state_dict" not in vars(data)
     assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("kind", [Counting, Unsized])
+def test_the_state_after_an_epoch_is_the_same(kind: Any) -> None:
+    pl = lightning.pytorch
+
+    class Looking(type(make_module(pl))):
+        def on_train_epoch_end(self):
+            self.seen.append(dict(self.trainer.train_dataloader.state_dict()))
+
+    seen = []
+    for callbacks in ([], [AsynchronousTransfer()]):
+        module = Looking()
+        make_trainer(pl, *callbacks).fit(module, kind(5))
+        seen.append(module.seen)
+    assert seen[0] == seen[1]
+
+
+def test_a_resumed_epoch_is_read_no_further_than_it_asks(tmp_path) -> None:
+    pl = lightning.pytorch
+    read: list[int] = []
+
+    class Noting(Items):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            read.append(index)
+            return super().__getitem__(index)
+
+    class Late(type(make_module(pl))):
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 7:  # the last; whoever reads too far has had the time to
+                for thread in threading.enumerate():
+                    if thread.name.startswith("sidestream"):
+                        wait_until(
+                            lambda thread=thread: not thread.is_alive() or is_blocked(thread),
+                            "the loader's thread has done what it will do",
+                        )
+
+    save = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=3, filename="three")
+    trainer = make_trainer(pl, save, max_steps=3, max_epochs=-1, enable_checkpointing=True)
+    trainer.fit(make_module(pl), loader(32))
+    counts = []
+    for callbacks in ([], [AsynchronousTransfer()]):
+        read.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of resuming within an epoch
+            make_trainer(pl, *callbacks, max_epochs=1).fit(
+                Late(), DataLoader(Noting(32), batch_size=4), ckpt_path=tmp_path / "three.ckpt"
+            )
+        counts.append(list(read))
+    assert counts[0] == counts[1]
 
 
 def test_the_users_own_look_at_the_state_is_of_the_batch_in_hand() -> None:
