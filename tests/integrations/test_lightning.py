@@ -363,17 +363,20 @@ def test_a_step_that_fetches_by_itself_is_left_alone() -> None:
 def test_hooks_of_training_wait_for_a_validation_to_end() -> None:
     validates = threading.Event()
     readers: list[threading.Thread] = []
+    has_read = threading.Event()
 
     class Late(Items):
         def __getitem__(self, index: int) -> torch.Tensor:
             if index == 8:  # of the third batch, which is read while the second is in use
                 readers.append(threading.current_thread())
                 assert validates.wait(10)
+                has_read.set()
             return super().__getitem__(index)
 
     class Module(type(make_module(lightning.pytorch, Hooks))):
         def validation_step(self, *args):
             validates.set()
+            assert has_read.wait(10)
             wait_until(
                 lambda: not readers[0].is_alive() or is_blocked(readers[0]),
                 "the third batch was read, and waits or went through its hooks",
