@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sidestream import device as seam
-from sidestream.epoch import Epoch, EpochIterator, Transfer
+from sidestream.epoch import CLOSE_TIMEOUT_S, Epoch, EpochIterator, Transfer
 from sidestream.resume import Start, check_state, fresh_state, restore
 from sidestream.reuse import ReuseGuard
 from sidestream.source import Source, Unused
@@ -142,8 +142,8 @@ class AsynchronousLoader(Generic[BatchT]):
         """Continue after the batch that `state_dict` spoke of: with the next `iter()`.
 
         Passes under way are closed; their iterators raise a RuntimeError. A sampler leaves out
-        what was delivered, without reading it; an iterable that is no DataLoader and has no state
-        is read again from its beginning.
+        what was delivered, without reading it; what draws random numbers as it is read, or is no
+        DataLoader and has no state, is read again from its beginning.
 
         Raises:
             ValueError: If the state is damaged, or does not fit the source.
@@ -273,7 +273,8 @@ class _Running:
             if self._resume is not None:
                 return copy.deepcopy(self._resume)
             if self._start is None or self._latest is None:
-                return fresh_state(data)
+                with self._reading:
+                    return fresh_state(data)
             return self._start.state_at(self._latest.position)
 
     def load_state_dict(self, state: dict[str, Any], data: Any) -> None:
@@ -281,8 +282,15 @@ class _Running:
         state = check_state(state, data)
         with self._opening:
             self._end_all(_RESTORED)
-            restore(state, data)
-            self._unused.clear()
+            if not self._reading.acquire(timeout=CLOSE_TIMEOUT_S):
+                raise TimeoutError(
+                    f"the source has not come back from a batch within {CLOSE_TIMEOUT_S:g} s"
+                )
+            try:
+                restore(state, data)
+            finally:
+                self._reading.release()
+            self._unused = deque()  # an old pass may still give something back to the other
             self._resume = state
 
     @property

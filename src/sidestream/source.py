@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from sidestream.errors import annotate
-from sidestream.resume import Position, Start
+from sidestream.resume import Position, ReadAgain, Start
 
 Unused: TypeAlias = deque[tuple[Any, BaseException | None]]
 """Batches that were read from a one-shot iterator and not used, and the error behind them."""
@@ -106,13 +108,15 @@ class Source:
         try:
             with self._lock:
                 self.is_being_read = True
+                started = time.perf_counter()
                 try:
                     batch = self._next()
                 except StopIteration:
                     self.position = self._start.snapshot(self.num_read, finished=True)
                     raise EndOfSource from None
                 self.num_read += 1
-                self.position = self._start.snapshot(self.num_read)
+                read_s = time.perf_counter() - started
+                self.position = self._start.snapshot(self.num_read, read_s)
         except EndOfSource:
             raise
         except BaseException as error:
@@ -145,5 +149,9 @@ class Source:
             raise EndOfSource
         if self._first:
             self._first = False
+            with contextlib.suppress(ReadAgain):
+                return self._start.first(self._iterator.__next__)
+            self._iterator = None  # its worker processes end first
+            self._iterator = self._start.open()
             return self._start.first(self._iterator.__next__)
         return next(self._iterator)
