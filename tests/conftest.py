@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if leaks:
         pytest.fail("left behind:\n" + "\n".join(leaks), pytrace=False)
     return result
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave scripts and helpers alone: looking for doctests would run them."""
+    name = collection_path.name
+    return True if name.endswith(".py") and not name.startswith(("test_", "conftest")) else None

@@ -43,7 +43,7 @@ ERRORS = "contract/test_errors.py"
 MUTATIONS = [
     Mutation(
         "channel: bound", "channel.py",
-        "while not self._closed and self._full():", "while False:", f"{CHANNEL} -k producer_woken",
+        "if self._closed or not self._full():", "if True:", f"{CHANNEL} -k producer_woken",
     ),
     Mutation(
         "channel: room while held", "channel.py",
@@ -59,17 +59,18 @@ MUTATIONS = [
     ),
     Mutation(
         "channel: close wakes the producer", "channel.py",
-        "self._room.notify_all()", "pass", f"{CHANNEL} -k wakes_everybody",
+        "            _wake(self._producers)\n            _wake(self._consumers)",
+        "            pass", f"{CHANNEL} -k wakes_everybody",
     ),
     Mutation(
-        "channel: an error once", "channel.py",
-        "error, self._error = self._error, None", "error = self._error",
-        f"{CHANNEL} -k first_only",
+        "epoch: an error once", "epoch.py",
+        "self._error, None, True", "self._error, None, False",
+        "contract/test_errors.py -k arrives_as_itself_after",
     ),
     Mutation(
         "channel: a wait in a loop", "channel.py",
-        "while not (self._items or self._finished or self._closed):",
-        "if not (self._items or self._finished or self._closed):",
+        "            _sleep(sleeper)\n\n    def release",
+        "            _sleep(sleeper)\n            return self._items.popleft()\n\n    def release",
         f"{CHANNEL} -k without_a_reason",
     ),
     Mutation(
@@ -79,7 +80,7 @@ MUTATIONS = [
     ),
     Mutation(
         "source: one thread at a time", "source.py",
-        "with self._lock:", "with threading.RLock():",
+        "with inside_source(), self._lock:", "with inside_source(), threading.RLock():",
         "contract/test_concurrency.py -k four_passes",
     ),
     Mutation(
@@ -187,7 +188,7 @@ MUTATIONS = [
     ),
     Mutation(
         "staging: close waits for the copies (G4)", "staging.py",
-        "            self._slots[0].wait()\n", "", f"{STAGING} -k close_waits",
+        "self._slots.popleft().wait()", "self._slots.popleft()", f"{STAGING} -k close_waits",
     ),
     Mutation(
         "errors: a note once", "errors.py",

@@ -8,6 +8,7 @@ back in a step of its own, after it has put away what it held before.
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections import deque
 from typing import Generic, TypeVar
@@ -33,6 +34,11 @@ class Channel(Generic[ItemT]):
     producer works on an item, `waiting` counts the items in the channel, and `held` the consumer
     threads between `take` and `release`.
 
+    A signal handler may throw an exception into a consumer at any point, Ctrl-C for one. So nobody
+    waits inside the lock, as `threading.Condition` does, which can lose track of it then: who must
+    wait leaves a lock of its own, waits for that outside, and looks again. And a consumer that
+    begins to wait wakes the producer first, in case its own wake-up call was cut off.
+
     Threads:
         `reserve`, `put` and `finish` belong to the producer's thread. All else may be called
         from any thread.
@@ -42,15 +48,14 @@ class Channel(Generic[ItemT]):
         assert capacity > 0
         # Re-entrant: a signal handler or a finalizer may close a channel from anywhere, also while
         # its own thread is inside one of these methods.
-        lock = threading.RLock()
-        self._room = threading.Condition(lock)
-        self._filled = threading.Condition(lock)
-        self._lock = lock
+        self._lock = threading.RLock()
         self._capacity = capacity
         self._making = False
         self._items: deque[ItemT] = deque()
-        # By thread, not a count: an exception thrown into a consumer by a signal handler can keep
-        # it from calling `release`. Its own next `take` then heals the account.
+        self._producers: deque[_thread.LockType] = deque()  # who waits for room
+        self._consumers: deque[_thread.LockType] = deque()  # who waits for an item
+        # By thread, not a count: an exception can keep a consumer from calling `release`. Its own
+        # next `take` then heals the account.
         self._holders: set[int] = set()
         self._error: BaseException | None = None
         self._finished = False
@@ -64,11 +69,13 @@ class Channel(Generic[ItemT]):
         Returns:
             False if the channel was closed: nobody wants another item.
         """
-        with self._lock:
-            while not self._closed and self._full():
-                self._room.wait()
-            self._making = not self._closed
-            return self._making
+        while True:
+            with self._lock:
+                if self._closed or not self._full():
+                    self._making = not self._closed
+                    return self._making
+                sleeper = _fall_asleep(self._producers)
+            _sleep(sleeper)
 
     def put(self, item: ItemT) -> None:
         """Hand an item to the consumer; `reserve` came before."""
@@ -76,7 +83,7 @@ class Channel(Generic[ItemT]):
             assert self._making or self._closed
             self._making = False
             self._items.append(item)
-            self._filled.notify()
+            _wake(self._consumers)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Say that no item will follow. The consumer learns it after the items before it."""
@@ -84,7 +91,7 @@ class Channel(Generic[ItemT]):
             self._making = False
             self._error = error
             self._finished = True
-            self._filled.notify_all()
+            _wake(self._consumers)
 
     # ---- the consumer's side
 
@@ -92,36 +99,38 @@ class Channel(Generic[ItemT]):
         """Wait for the next item. Its room stays taken until `release`.
 
         Raises:
-            ChannelEnd: After the last item. It carries the producer's error to the first caller
-                that gets here, and to nobody after that.
+            ChannelEnd: After the last item, with the producer's error, every time; without it
+                after `close`.
         """
-        with self._lock:
-            me = threading.get_ident()
-            if me in self._holders:
-                self._holders.remove(me)
-                self._room.notify()
-            while not (self._items or self._finished or self._closed):
-                self._filled.wait()
-            if self._closed:
-                raise ChannelEnd
-            if not self._items:
-                error, self._error = self._error, None
-                raise ChannelEnd(error)
-            self._holders.add(me)
-            return self._items.popleft()
+        me = threading.get_ident()
+        while True:
+            with self._lock:
+                if me in self._holders:
+                    self._holders.discard(me)
+                    _wake(self._producers)
+                if self._closed:
+                    raise ChannelEnd
+                if self._items:
+                    self._holders.add(me)
+                    return self._items.popleft()
+                if self._finished:
+                    raise ChannelEnd(self._error)
+                _wake(self._producers)
+                sleeper = _fall_asleep(self._consumers)
+            _sleep(sleeper)
 
     def release(self) -> None:
         """Give the room of the item taken last by this thread back to the producer."""
         with self._lock:
             self._holders.discard(threading.get_ident())
-            self._room.notify()
+            _wake(self._producers)
 
     def close(self) -> None:
         """Want nothing more: wake everybody who waits here, for good."""
         with self._lock:
             self._closed = True
-            self._room.notify_all()
-            self._filled.notify_all()
+            _wake(self._producers)
+            _wake(self._consumers)
 
     def drain(self) -> tuple[list[ItemT], BaseException | None]:
         """Take out what no consumer took: the items and the error behind them."""
@@ -137,3 +146,20 @@ class Channel(Generic[ItemT]):
 
     def _full(self) -> bool:
         return self._making + len(self._items) + len(self._holders) >= self._capacity
+
+
+def _fall_asleep(side: deque[_thread.LockType]) -> _thread.LockType:
+    """A lock that is free again when something has changed."""
+    sleeper = _thread.allocate_lock()
+    sleeper.acquire()
+    side.append(sleeper)
+    return sleeper
+
+
+def _sleep(sleeper: _thread.LockType) -> None:
+    sleeper.acquire()
+
+
+def _wake(side: deque[_thread.LockType]) -> None:
+    while side:
+        side.popleft().release()

@@ -84,6 +84,8 @@ class Epoch:
         self._begun = False
         self._threads: list[threading.Thread] = []
         self._running = False
+        self._error: BaseException | None = None  # that is on its way to the consumer
+        self._has_raised = False
         self._over: str | None = None
         self.position = source.position
         """After the batch delivered last."""
@@ -168,7 +170,7 @@ class Epoch:
         try:
             self.close(FORGET_TIMEOUT_S)
         except TimeoutError:
-            if self.source.is_being_read:
+            if not self.source.is_ending:
                 raise
             self.close()  # worker processes are being ended
 
@@ -188,7 +190,8 @@ class Epoch:
                 self.close()
                 raise StopIteration from None
             except BaseException:
-                self.close()
+                if self.source.has_failed:
+                    self.close()
                 raise
         try:
             with self._transfer.reading():
@@ -209,19 +212,29 @@ class Epoch:
         try:
             parcel = channel.take()
         except ChannelEnd as end:
-            error = end.error
-            if error is None and self._over is None and not self.source.has_ended:
-                return self._next_inline()
+            with self._starting:
+                if not self._has_raised:
+                    self._error = end.error or self._error
         else:
-            batch = self._transfer.hand_over(parcel)
-            channel.release()
+            try:
+                batch = self._transfer.hand_over(parcel)
+            finally:
+                channel.release()
             self.position = parcel.position
             return batch
-        if self._over is not None:
-            self._raise_over()
-        self.close()
-        if error is None:
+        if self._error is None:
+            if self._over is not None:
+                self._raise_over()
+            if not self.source.has_ended:
+                return self._next_inline()
             self.position = self.source.position
+            self.close()
+            raise StopIteration
+        # Kept until here: an exception from outside during the close must not take its place.
+        self.close()
+        with self._starting:
+            error, self._error, self._has_raised = self._error, None, True
+        if error is None:  # another thread has raised it
             raise StopIteration
         try:
             raise as_raisable(error)
@@ -278,7 +291,7 @@ class Epoch:
             self.close()
             raise StopIteration from None
         except BaseException:
-            if not self._begun:
+            if self.source.has_failed:
                 self.close()
             raise
 
@@ -286,8 +299,10 @@ class Epoch:
         if self._channel is None:
             return
         parcels, error = self._channel.drain()
-        self.source.give_back([parcel.raw for parcel in parcels] + list(self._first), error)
-        self._first.clear()
+        raws = [parcel.raw for parcel in parcels]
+        while self._first:
+            raws.append(self._first.popleft())
+        self.source.give_back(raws, None if self._has_raised or self._error else error)
 
 
 class EpochIterator(Generic[BatchT]):
@@ -384,6 +399,8 @@ def _produce(
         error = raised
     finally:
         batch = None
+        source.is_ending = True
+        transfer.end_pass()
         if error is not None or not source.is_at_length:
             source.end()  # before the consumer learns of the end: worker processes end with it
         channel.finish(error)

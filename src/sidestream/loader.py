@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import operator
@@ -19,7 +20,7 @@ from sidestream import device as seam
 from sidestream.epoch import CLOSE_TIMEOUT_S, Epoch, EpochIterator, Transfer
 from sidestream.resume import Start, check_state, fresh_state, restore
 from sidestream.reuse import ReuseGuard
-from sidestream.source import Source, Unused
+from sidestream.source import Source, Unused, inside_source, is_reading
 from sidestream.statistics import LoaderStatistics, Recorder
 from sidestream.transfer import PlainTransfer, StreamTransfer
 
@@ -235,21 +236,20 @@ class _Running:
         self._epochs: list[Epoch] = []
         self._transfers: dict[torch.device, Transfer] = {}
         self._unused: Unused = deque()
-        self._start: Start | None = None
-        self._latest: Epoch | None = None
         self._resume: dict[str, Any] | None = None
+        # The pass that began last, unless another state was loaded since. One object, so that it
+        # can be read from any thread without a lock.
+        self._latest: tuple[Start, Epoch] | None = None
 
     def begin(self, loader: AsynchronousLoader[Any]) -> Epoch:
         """Start a pass: `iter` of the data, in the caller's thread."""
         data = loader._data
-        with self._opening:
+        with self._exclusively():
             transfer = self._transfer(loader)
             self._make_room(data)
             start = Start(data, self._resume)
-            with self._reading:
+            with inside_source(), self._reading:
                 iterator = start.open()
-            self._resume = None
-            self._start = start
             for epoch in self._epochs:
                 if epoch.source.reads(iterator):
                     epoch.close(reason=_TAKEN_OVER)
@@ -263,24 +263,26 @@ class _Running:
             )
             epoch = Epoch(source, transfer, loader._buffer_size, self.recorder)
             self._epochs.append(epoch)
-            self._latest = epoch
+            self._latest = start, epoch
+            self._resume = None
             self.recorder.add(num_epochs=1)
             return epoch
 
     def state_dict(self, data: Any) -> dict[str, Any]:
         """The state after the batch delivered last, or the one that the next pass begins with."""
-        with self._opening:
-            if self._resume is not None:
-                return copy.deepcopy(self._resume)
-            if self._start is None or self._latest is None:
-                with self._reading:
-                    return fresh_state(data)
-            return self._start.state_at(self._latest.position)
+        resume, latest = self._resume, self._latest
+        if resume is not None:
+            return copy.deepcopy(resume)
+        if latest is None:
+            with self._reading:
+                return fresh_state(data)
+        start, epoch = latest
+        return start.state_at(epoch.position)
 
     def load_state_dict(self, state: dict[str, Any], data: Any) -> None:
         """Close all passes, and let the next one begin at a state."""
         state = check_state(state, data)
-        with self._opening:
+        with self._exclusively():
             self._end_all(_RESTORED)
             if not self._reading.acquire(timeout=CLOSE_TIMEOUT_S):
                 raise TimeoutError(
@@ -300,10 +302,28 @@ class _Running:
 
     def close(self) -> None:
         """End all passes; then give memory back."""
-        with self._opening:
+        with self._exclusively():
             self._end_all("")
             for transfer in self._transfers.values():
                 transfer.close()
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Let one thread at a time open or close passes.
+
+        Raises:
+            TimeoutError: If code of the source's asks for it and another thread, which waits for
+                the source, does not let go.
+        """
+        if not self._opening.acquire(timeout=CLOSE_TIMEOUT_S if is_reading() else -1):
+            raise TimeoutError(
+                "the source uses the loader that reads it, while another thread opens or closes "
+                f"a pass of it and waits for the source; gave up after {CLOSE_TIMEOUT_S:g} s"
+            )
+        try:
+            yield
+        finally:
+            self._opening.release()
 
     def _end_all(self, reason: str) -> None:
         for epoch in self._epochs:

@@ -173,16 +173,10 @@ class Layout:
             moved.note(leaf, _copy_alone(leaf, slot, device))
 
     def _copy_packed(self, slot: Slot, device: torch.device, moved: Moved) -> None:
-        if not self._packed:
-            return
-        size = sum(group.size_bytes for group in self._packed.values())
-        block = torch.empty(size, dtype=torch.uint8, device=device)
-        moved.storages.append(block.untyped_storage())
-        start = 0
         for dtype, group in self._packed.items():
-            end = start + group.size_bytes
-            target = block[start:end].view(dtype)
-            start = end
+            # One block for each type: compilers do not stand views of several types on one.
+            target = torch.empty(group.size_bytes // dtype.itemsize, dtype=dtype, device=device)
+            moved.storages.append(target.untyped_storage())
             for leaf, out in group.stage(dtype, slot.take(group.size_bytes), target):
                 out = out.data  # with a version counter of its own (H7)
                 if out.stride() != leaf.stride():  # sizes of 1 may have any stride

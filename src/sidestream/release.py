@@ -164,6 +164,8 @@ class Leases:
             self._kept.move_to_end(key)
         self._kept.update(self._recent)
         self._recent, self._newest = self._newest, {}
+        if len(self._met) == 1:
+            return
         since = min((since for _, since in self._kept.values()), default=self._number - 1)
         for key in [key for key, (_, last) in self._met.items() if last < since]:
             del self._met[key]

@@ -434,8 +434,10 @@ def _random_state(data: Any) -> dict[str, Any]:
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        name, keys, *rest = numpy.random.get_state()
-        state["numpy"] = (name, keys.tolist(), *rest)
+        now = numpy.random.get_state(legacy=False)
+        if now["bit_generator"] == "MT19937":  # with another one numpy cannot set it back
+            keys, place = now["state"]["key"].tolist(), int(now["state"]["pos"])
+            state["numpy"] = ("MT19937", keys, place, int(now["has_gauss"]), float(now["gauss"]))
     state["generators"] = [generator.get_state() for generator in _generators(data)]
     state["epochs"] = [part.epoch for part in _with_epoch(data)]
     return state

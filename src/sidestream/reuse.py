@@ -8,6 +8,7 @@ be, and for numpy arrays. Knows no streams and no threads.
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -30,9 +31,10 @@ class ReuseGuard:
 
     def __init__(self, device: torch.device, window: int) -> None:
         self._device = device
+        self._window = window
         self._left = window
         self._reuses = False
-        self._seen: dict[int, Any] = {}  # kept, so that no address is given out again
+        self._seen: dict[Any, Any] = {}  # kept, so that no address is given out again
 
     def protect(self, batch: Any) -> Any:
         """The batch, or one with tensors of its own if the source may write them again."""
@@ -42,15 +44,24 @@ class ReuseGuard:
         arrays = parts_of(batch, _is_array)
         if self._left:
             self._left -= 1
-            addresses: dict[int, Any] = {x.untyped_storage().data_ptr(): x for x in leaves}
+            addresses: dict[Any, Any] = {x.untyped_storage().data_ptr(): x for x in leaves}
             addresses.update((array.__array_interface__["data"][0], array) for array in arrays)
+            if type(batch) in (dict, list):
+                addresses["container", id(batch)] = batch
             self._reuses = self._reuses or not self._seen.keys().isdisjoint(addresses)
             self._seen.update(addresses)
             if not self._left:
                 self._seen.clear()
         copies = {id(leaf): _copy(leaf) for leaf in leaves}
         copies.update((id(array), array.copy(order="K")) for array in arrays)
-        return replace_leaves(batch, copies)
+        own = replace_leaves(batch, copies)
+        return copy.copy(batch) if own is batch and type(batch) in (dict, list) else own
+
+    def end_pass(self) -> None:
+        """Keep nothing of a pass that is over. What was not seen to its end begins anew."""
+        self._seen.clear()
+        if self._left:
+            self._left = self._window
 
     def _passes(self, leaf: Any) -> bool:
         """Whether this is a tensor here of which a copy would be the same in every respect."""

@@ -27,6 +27,16 @@ def begin_thread() -> None:
     _reading.depth = 1
 
 
+@contextlib.contextmanager
+def inside_source() -> Iterator[None]:
+    """Say so while code of the source's runs, or may be waited for, in the calling thread."""
+    _reading.depth = getattr(_reading, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _reading.depth -= 1
+
+
 def is_reading() -> bool:
     """Whether the calling thread is inside a source, or is a loader's thread.
 
@@ -69,7 +79,10 @@ class Source:
         self.num_read = start.position.num_batches
         self.position: Position = start.position
         """After the batch read last."""
-        self.is_being_read = False
+        self.is_ending = False
+        """Whether its thread has read all it will, and is letting the iterator go."""
+        self.has_failed = False
+        """Whether the user's code raised something, so that nothing more can be read."""
 
     @property
     def is_at_length(self) -> bool:
@@ -104,28 +117,23 @@ class Source:
         if self._num_batches is not None and self.num_read >= self._num_batches:
             self.position = self._start.cut_short(self.position)
             raise EndOfSource
-        _reading.depth = getattr(_reading, "depth", 0) + 1
-        try:
-            with self._lock:
-                self.is_being_read = True
-                started = time.perf_counter()
-                try:
-                    batch = self._next()
-                except StopIteration:
-                    self.position = self._start.snapshot(self.num_read, finished=True)
-                    raise EndOfSource from None
-                self.num_read += 1
-                read_s = time.perf_counter() - started
-                self.position = self._start.snapshot(self.num_read, read_s)
-        except EndOfSource:
-            raise
-        except BaseException as error:
-            where = "the loader's thread" if _reading.depth > 1 else "the caller's thread"
-            annotate(error, f"raised in {where}, reading batch {self.num_read}")
-            raise
-        finally:
-            self.is_being_read = False
-            _reading.depth -= 1
+        with inside_source(), self._lock:
+            started = time.perf_counter()
+            try:
+                batch = self._next()
+            except StopIteration:
+                self.position = self._start.snapshot(self.num_read, finished=True)
+                raise EndOfSource from None
+            except EndOfSource:
+                raise
+            except BaseException as error:
+                self.has_failed = True
+                where = "the loader's thread" if _reading.depth > 1 else "the caller's thread"
+                annotate(error, f"raised in {where}, reading batch {self.num_read}")
+                raise
+            self.num_read += 1
+            read_s = time.perf_counter() - started
+            self.position = self._start.snapshot(self.num_read, read_s)
         return batch
 
     def give_back(self, batches: list[Any], error: BaseException | None = None) -> None:

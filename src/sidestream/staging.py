@@ -63,8 +63,11 @@ class Slot:
     def begin(self, size_bytes: int) -> None:
         """Start to fill, with room for `size_bytes`; the slot must be FREE."""
         assert self.state is State.FREE, self.state
-        self.state = State.FILLING
+        self._make_room(size_bytes)  # which may fail: then the slot is as it was, and free
         self._used = 0
+        self.state = State.FILLING
+
+    def _make_room(self, size_bytes: int) -> None:
         if size_bytes <= self.size_bytes:
             return
         if size_bytes <= ONE_BLOCK_BYTES:
@@ -165,5 +168,4 @@ class StagingPool:
     def close(self) -> None:
         """Give all memory back, after the copies that read it (G4)."""
         while self._slots:
-            self._slots[0].wait()
-            self._slots.popleft()
+            self._slots.popleft().wait()

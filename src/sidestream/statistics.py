@@ -37,7 +37,7 @@ class Recorder:
     """Adds up what `LoaderStatistics` shows. Any thread may add or look."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may look while its thread adds
         self._sums: dict[str, float] = dict.fromkeys(
             (field.name for field in dataclasses.fields(LoaderStatistics)), 0
         )

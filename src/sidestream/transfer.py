@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from sidestream import device as seam
-from sidestream.batch import movable_leaves, path_of, replace_leaves
+from sidestream.batch import movable_leaves, parts_of, path_of, replace_leaves
 from sidestream.errors import annotate
 from sidestream.packing import (
     Layout,
@@ -131,6 +131,13 @@ def _can_copy_behind(kind: Any) -> bool:
         return False
 
 
+def _may_hide_tensors(part: Any) -> bool:
+    """Whether something in a batch is neither a tensor nor plain data."""
+    return not isinstance(part, (torch.Tensor, str, bytes, int, float, complex, type(None))) and (
+        type(part).__module__ != "numpy"
+    )
+
+
 class PlainTransfer:
     """Moves with `to`, in whatever thread calls; the reference for what a batch looks like."""
 
@@ -163,6 +170,11 @@ class PlainTransfer:
 
     def wait_for_sources(self) -> None:
         """Return when no copy reads the source's own memory; here none does by now."""
+
+    def end_pass(self) -> None:
+        """Keep nothing of the source's batches."""
+        if self._guard is not None:
+            self._guard.end_pass()
 
     def close(self) -> None:
         """Give memory back; none is held."""
@@ -210,6 +222,7 @@ class StreamTransfer:
 
         A dataset may live on the device, made a moment ago on the caller's stream.
         """
+        self._leases.sweep()
         self._side.wait_event(seam.current_stream(self.device).record_event())
 
     def load(self, batch: Any) -> Parcel:
@@ -217,16 +230,22 @@ class StreamTransfer:
 
         Called inside `reading`: the side stream is current.
         """
-        with self._loading:
-            if self._guard is not None:
-                batch = self._guard.protect(batch)
+        if self._guard is not None:
+            batch = self._guard.protect(batch)
+        try:
             moved = self._move(batch, movable_leaves(batch))
             batch = replace_leaves(batch, moved.leaves)
             ready = moved.copied
             if self._transform is not None:
                 batch = self._transformed(batch, self._transform, moved)
-                ready = self._side.record_event()
-            return Parcel(batch, ready, moved.storages, None, moved.shared)
+                ready = None
+        except torch.OutOfMemoryError:
+            self._leases.sweep()  # what the user has dropped is free for whoever tries again
+            raise
+        # Always an event: the source may have queued work for what only the user can find.
+        return Parcel(
+            batch, ready or self._side.record_event(), moved.storages, None, moved.shared
+        )
 
     def hand_over(self, parcel: Parcel) -> Any:
         """Make the consumer's current stream wait for the batch's copies, and never the host."""
@@ -239,10 +258,20 @@ class StreamTransfer:
         Only page-locked tensors are copied without a detour, and only where the source still
         holds one can it write it: a buffer of its own that it fills for every batch (H9).
         """
-        for event, holders in list(self._borrowed):
+        with self._loading:
+            borrowed = list(self._borrowed)
+        for event, holders in borrowed:
             if not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):
                 event.synchronize()
-        self._forget_borrowed()
+        del borrowed
+        with self._loading:
+            while self._borrowed and self._borrowed[0][0].query():
+                self._borrowed.popleft()
+
+    def end_pass(self) -> None:
+        """Keep nothing of the source's batches."""
+        if self._guard is not None:
+            self._guard.end_pass()
 
     def close(self) -> None:
         """Give page-locked memory back after its copies, and let all leases go."""
@@ -250,43 +279,46 @@ class StreamTransfer:
             return
         with self._loading:
             self._pool.close()
-            for event, _ in list(self._borrowed):
-                event.synchronize()
-            self._borrowed.clear()
+            while self._borrowed:
+                self._borrowed.popleft()[0].synchronize()
         self._leases.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # of a construction that failed half-way
             self.close()
 
-    def _forget_borrowed(self) -> None:
-        """Let go of the source's page-locked memory where the copy that read it has ended."""
-        while self._borrowed and self._borrowed[0][0].query():
-            self._borrowed.popleft()
-
     def _move(self, batch: Any, leaves: list[Any]) -> Moved:
         """Queue the copies of all leaves."""
         moved = Moved()
         layout = Layout()
         holders: list[list[torch.UntypedStorage]] = []
-        slot = None
         try:
             for leaf in leaves:
                 if not can_stage(leaf):
                     self._move_itself(batch, leaf, holders, moved)
                 elif not layout.add(leaf):
                     self._sort_large(leaf, layout, holders, moved)
-            if layout.size_bytes:
-                slot = self._pool.acquire(layout.size_bytes)
-                layout.copy(slot, self.device, moved)
         finally:  # also after an error: some copies may be queued
-            if moved.storages or holders or slot is not None:
-                moved.copied = self._side.record_event()
-                if slot is not None:
-                    slot.submit(moved.copied)
-                if holders:
-                    self._borrowed.append((moved.copied, holders))
+            if holders:
+                with self._loading:
+                    self._borrowed.append((self._side.record_event(), holders))
+        if layout.size_bytes:
+            self._stage(layout, moved)
         return moved
+
+    def _stage(self, layout: Layout, moved: Moved) -> None:
+        """Stage and copy what needs it. No code of the user's runs under the lock."""
+        with self._loading:
+            slot = self._pool.acquire(layout.size_bytes)
+            try:
+                if torch.is_autocast_enabled("cpu"):  # joining tensors would change their types
+                    with torch.autocast("cpu", enabled=False):
+                        layout.copy(slot, self.device, moved)
+                else:
+                    layout.copy(slot, self.device, moved)
+            finally:  # also after an error
+                moved.copied = self._side.record_event()
+                slot.submit(moved.copied)
 
     def _transformed(self, batch: Any, transform: Transform, moved: Moved) -> Any:
         """Run the transform, and add the memory of its result to what is leased.
@@ -301,7 +333,7 @@ class StreamTransfer:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for tensor in tensors:
             moved.storages.extend(storages_of(tensor, self.device))
-        self._records = len(tensors) < len(leaves)
+        self._records = bool(parts_of(batch, _may_hide_tensors))
         if on is not None and self._records:
             moved.storages.extend(on.storages)
         return batch

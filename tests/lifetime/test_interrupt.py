@@ -151,7 +151,7 @@ watcher = Worker(lambda: (ready.wait(10), watch()))
 try:
     ready.set()
     del iterator
-    say("lost", threading.Event().wait(1))
+    say("lost", threading.Event().wait(10))
 except KeyboardInterrupt:
     source.gate.set()
     say("answered")
@@ -159,5 +159,5 @@ except KeyboardInterrupt:
     with running(text) as script:
         script.wait_for("ending the pass")
         script.interrupt()
-        script.finish(8)
+        script.finish(15)
         script.assert_clean("ending the pass", "answered")

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import sidestream.channel
+
 LIMIT_S = 15.0  # arbitrary: longer than anything here may take
 
 
@@ -21,9 +23,12 @@ def wait_until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S
 
 
 def is_blocked(thread: threading.Thread) -> bool:
-    """Whether a thread is inside one of the waits of `threading`."""
+    """Whether a thread is inside one of the waits of `threading`, or of a channel."""
     frame = sys._current_frames().get(thread.ident)
-    return frame is not None and frame.f_code.co_filename == threading.__file__
+    return frame is not None and (
+        frame.f_code.co_filename == threading.__file__
+        or frame.f_code is sidestream.channel._sleep.__code__
+    )
 
 
 def wait_until_blocked(thread: threading.Thread) -> None:
