@@ -213,8 +213,8 @@ class Epoch:
             parcel = channel.take()
         except ChannelEnd as end:
             with self._starting:
-                if not self._has_raised:
-                    self._error = end.error or self._error
+                if not self._has_raised and end.error is not None:
+                    self._error = end.error
         else:
             try:
                 batch = self._transfer.hand_over(parcel)
@@ -302,7 +302,7 @@ class Epoch:
         raws = [parcel.raw for parcel in parcels]
         while self._first:
             raws.append(self._first.popleft())
-        self.source.give_back(raws, None if self._has_raised or self._error else error)
+        self.source.give_back(raws, None if self._has_raised or self._error is not None else error)
 
 
 class EpochIterator(Generic[BatchT]):

@@ -60,7 +60,8 @@ class Resuming(RuleBasedStateMachine):
     def advance(self, times: int) -> None:
         for _ in range(times):
             if self.is_stale:
-                with pytest.raises(RuntimeError, match="another state"):
+                # A pass that had ended before goes on saying so.
+                with pytest.raises((RuntimeError, StopIteration), match="another state|^$"):
                     next(self.iterator)
                 continue
             count, _ = self.place

@@ -22,7 +22,8 @@ def test_ddp_and_fsdp_come_to_the_same_losses_and_weights() -> None:
     assert set(first[0] + first[1]) == set(range(17)), "one epoch deals out all of the data"
     epochs = [found[0]["ddp"]["seen"][at : at + 3] for at in (0, 3, 6)]
     assert epochs[0] != epochs[1] != epochs[2], "set_epoch reaches the sampler"
-    assert [len(one["ddp, uneven ends"]["seen"]) for one in found] == [27, 24]
+    # In no order: whichever process ends first prints first.
+    assert sorted(len(one["ddp, uneven ends"]["seen"]) for one in found) == [24, 27]
 
 
 @pytest.mark.integration
