@@ -61,7 +61,7 @@ class Resuming(RuleBasedStateMachine):
         for _ in range(times):
             if self.is_stale:
                 # A pass that had ended before goes on saying so.
-                with pytest.raises((RuntimeError, StopIteration), match="another state|^$"):
+                with pytest.raises((RuntimeError, StopIteration), match=r"another state|^$"):
                     next(self.iterator)
                 continue
             count, _ = self.place
