@@ -26,6 +26,7 @@ def main():
                 optimizer.step()
                 optimizer.zero_grad()
     accelerator.print(f"loss {loss.item():.4f}")
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 

@@ -52,6 +52,7 @@ def main():
             loss.backward()
             optimizer.step()
         print(f"process {dist.get_rank()}, epoch {epoch}: loss {loss.item():.8f}")
+    dist.barrier()  # gloo may abort a process whose peer left first
     dist.destroy_process_group()
 
 

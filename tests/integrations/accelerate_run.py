@@ -114,6 +114,7 @@ def main() -> None:
                     sys.stderr.write(f"{name}, {key}:\n{plain[key]}\n{ours[key]}\n")
     assert not [one for one in threading.enumerate() if one.name.startswith("sidestream")]
     if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # gloo may abort a process whose peer left first
         torch.distributed.destroy_process_group()
     sys.stdout.write(json.dumps(results) + "\n")
 

@@ -74,6 +74,7 @@ def main() -> None:
         ours = run(make, lambda loader: AsynchronousLoader(loader, "cpu"), kind, **kwargs)
         results[name] = {"same": plain == ours, "seen": ours["seen"], "losses": ours["losses"]}
     assert not [one for one in threading.enumerate() if one.name.startswith("sidestream")]
+    dist.barrier()  # gloo may abort a process whose peer left first
     dist.destroy_process_group()
     sys.stdout.write(json.dumps(results) + "\n")
 

@@ -40,6 +40,7 @@ def main() -> None:
         results["refused"] = str(error)
     sys.stdout.write(json.dumps(results) + "\n")
     sys.stdout.flush()
+    torch.distributed.barrier()  # gloo may abort a process whose peer left first
     torch.distributed.destroy_process_group()
 
 
