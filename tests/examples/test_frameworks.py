@@ -26,9 +26,6 @@ def test_an_example_trains(name: str) -> None:
     assert float(loss) < (3 if name == "transformers" else 0.1)
 
 
-# With the machine busy one process of the two is aborted at its exit now and then, "terminate
-# called without an active exception". Which thread it is, is not known yet.
-@pytest.mark.skip(reason="aborts at exit now and then; the cause is not found yet")
 @pytest.mark.parametrize("model", [(), ("--fsdp",)], ids=["ddp", "fsdp"])
 def test_the_example_for_torchrun_comes_to_the_same_losses_as_without(model: tuple) -> None:
     script = EXAMPLES / "with_torchrun.py"
