@@ -230,7 +230,13 @@ def check_state(state: Any, data: Any) -> dict[str, Any]:
     missing = sorted(wanted.keys() - state.keys())
     if missing:
         raise ValueError(f"not a state of this loader: it lacks {missing}")
-    if state["version"] != VERSION or state["way"] not in ways or state["of"] != wanted["of"]:
+    try:
+        fits = bool(
+            state["version"] == VERSION and state["way"] in ways and state["of"] == wanted["of"]
+        )
+    except Exception:  # noqa: BLE001 - a damaged state may hold what cannot be compared
+        fits = False
+    if not fits:
         raise ValueError(
             "the state does not fit: it is of "
             f"({state['version']!r}, {state['way']!r}, {state['of']!r}), and the "
