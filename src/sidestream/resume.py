@@ -41,7 +41,8 @@ class Position:
     source: Any = None
     """The source's own state there, where it has one."""
     since: int = 0
-    """How many batches ago that was taken [batches]."""
+    """How many batches ago that was taken [batches]. Within a pass never 0 after a batch: a state
+    from behind the last one makes some sources begin anew, where the rest of the pass is empty."""
     finished: bool = False
     """Whether the pass is over: the next one comes then."""
 
@@ -120,15 +121,18 @@ class Start:
     ) -> Position:
         """The position after so many batches, just read, the last of them in this time."""
         self._unpaid_s -= read_s
-        state, since = None, 0
-        if self._way == "source" and self._refusal is None:
-            if self._unpaid_s > 0 and not finished:
-                state, since = self._latest.source, self._latest.since + 1
-            else:
-                started = time.perf_counter()
-                state = self._take_state()
-                self._unpaid_s = (time.perf_counter() - started) / STATE_SHARE
-        self._latest = Position(num_batches, state, since, finished)
+        last = self._latest
+        before = Position(num_batches, last.source, last.since + 1)
+        if self._way != "source" or self._refusal is not None:
+            self._latest = Position(num_batches, finished=finished)
+        elif self._unpaid_s > 0 and not finished:
+            self._latest = before
+        else:
+            started = time.perf_counter()
+            self._latest = Position(num_batches, self._take_state(), finished=finished)
+            self._unpaid_s = (time.perf_counter() - started) / STATE_SHARE
+            if self._way == "source" and not finished and num_batches > self._skip:
+                return before
         return self._latest
 
     def _take_state(self) -> Any:
