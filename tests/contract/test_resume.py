@@ -217,7 +217,7 @@ def test_the_state_after_a_break_is_that_of_the_batch_before_it(buffer_size: int
 
 
 class Restarting:
-    """Begins anew where its state is of behind the last batch, as torchdata's nodes.Loader does."""
+    """Begins anew when given the state from behind its last batch, as nodes.Loader does."""
 
     def __init__(self) -> None:
         self._next, self._read = 0, 0
