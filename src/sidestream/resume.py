@@ -4,9 +4,9 @@ Read-ahead makes the source's own state wrong by the batches in flight. So a pos
 each batch, and the loader's state is that of the batch delivered last.
 
 Every pass begins with random numbers, which are noted, and begins again with the same. What was
-delivered is then left out, in one of three ways. A source with state methods goes there itself. The
-sampler of a DataLoader leaves it out, and nothing of it is read. Anything else is read, and what was
-delivered is thrown away; so is a DataLoader when what it reads draws random numbers.
+delivered is then left out, in one of three ways. A source with state methods goes there itself.
+The sampler of a DataLoader leaves it out, and nothing of it is read. Anything else is read, and
+what was delivered is thrown away; so is a DataLoader when what it reads draws random numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Position:
     source: Any = None
     """The source's own state there, where it has one; the error where it did not give it."""
     since: int = 0
-    """How many batches ago that was taken [batches]."""
+    """How many batches ago that was taken [batches]. Within a pass never 0 after a batch: a state
+    from behind the last one makes some sources begin anew, where the rest of the pass is empty."""
     finished: bool = False
     """Whether the pass is over: the next one comes then."""
 
@@ -67,6 +68,7 @@ class Start:
         self._is_warm = state["warm"] if state else is_warm(data)
         self._watch = Watch(data)
         self._unpaid_s = 0.0
+        self._taken: tuple[Any, int] = None, 0  # the source's latest state, after so many batches
         self.position = (
             Position(state["num_batches"], None, state["since"]) if state else Position()
         )
@@ -83,8 +85,8 @@ class Start:
             iterator: Iterator[Any] = iter(data)
         if is_persistent(data):
             vars(self._data)["_iterator"] = iterator
-        self.snapshot(begin.num_batches)
-        self.position = dataclasses.replace(self.position, since=begin.since)
+        self._take_state(begin.num_batches - begin.since)
+        self.position = self._position(begin.num_batches)
         return iterator
 
     def first(self, read: Callable[[], Any]) -> Any:
@@ -125,28 +127,39 @@ class Start:
             # on stays where that left it. So do the generators of the samplers.
             randomness.set_random_state(mine, None, self._watch.drawn)
 
-    def snapshot(self, num_batches: int, read_s: float = 0.0, *, finished: bool = False) -> None:
+    def snapshot(self, num_batches: int, read_s: float) -> None:
         """Note the position after so many batches, the last of them just read, in this time."""
         self._unpaid_s -= read_s
-        state, since = None, 0
-        if self._way == "source":
-            if self._unpaid_s > 0 and not finished:
-                state, since = self.position.source, self.position.since + 1
-            else:
-                started = time.perf_counter()
-                state = self._take_state()
-                self._unpaid_s = (time.perf_counter() - started) / STATE_SHARE
-        self.position = Position(num_batches, state, since, finished)
+        self.position = self._position(num_batches)
+        if self._unpaid_s <= 0:
+            self._take_state(num_batches)
 
-    def _take_state(self) -> Any:
+    def finish(self, num_batches: int) -> None:
+        """Note the position after the end, seen after so many batches."""
+        self._take_state(num_batches)
+        self.position = dataclasses.replace(self._position(num_batches), finished=True)
+
+    def _position(self, num_batches: int) -> Position:
+        if self._way != "source":
+            return Position(num_batches)
+        state, taken_at = self._taken
+        return Position(num_batches, state, num_batches - taken_at)
+
+    def _take_state(self, num_batches: int) -> None:
+        """Take the source's state as that after so many batches, if it has one."""
+        if self._way != "source":
+            return
+        started = time.perf_counter()
         try:
             # Copied: some give a live object, which goes on with the read-ahead.
-            return copy.deepcopy(_stateful(self._data).state_dict())
+            state = copy.deepcopy(_stateful(self._data).state_dict())
         except (AttributeError, NotImplementedError):  # it only looks as if it had one
             self._way = (*ways_of(self._data)[1:], "none")[0]
-            return None
+            return
         except Exception as error:  # noqa: BLE001 - nobody may ever ask for the state
-            return error.with_traceback(None)  # which would hold this object
+            state = error.with_traceback(None)  # which would hold this object
+        self._taken = state, num_batches
+        self._unpaid_s = (time.perf_counter() - started) / STATE_SHARE
 
     def cut_short(self, iterator: Any) -> None:
         """Note that the pass was ended by its bound and not by its source.
@@ -203,7 +216,7 @@ def fresh_state(data: Any) -> dict[str, Any]:
         TypeError: If the data cannot be resumed; says why.
     """
     start = Start(data, None)
-    start.snapshot(0, finished=True)
+    start.finish(0)
     return start.state_at(start.position)
 
 
@@ -297,7 +310,7 @@ def _check_place(state: dict[str, Any]) -> None:
     for name, kind in (("num_batches", int), ("since", int), ("warm", bool), ("start", dict)):
         if type(state[name]) is not kind or (kind is int and state[name] < 0):
             raise ValueError(f"{name} is {state[name]!r:.80}")
-    if (since and way != "source") or (begun and since > count):
+    if since and way != "source":
         raise ValueError(f"since is {since}, at batch {count}")
     if way == "skip" and count > state["of"][0]:
         raise ValueError(f"num_batches is {count}, of {state['of'][0]}")

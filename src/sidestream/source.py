@@ -125,7 +125,7 @@ class Source:
             try:
                 batch = self._next()
             except StopIteration:
-                self._start.snapshot(self.num_read, finished=True)
+                self._start.finish(self.num_read)
                 raise EndOfSource from None
             except EndOfSource:
                 raise
