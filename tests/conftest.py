@@ -32,6 +32,15 @@ def length(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--source",
+        choices=["plain", "threads"],
+        default="plain",
+        help="what the contract tests read from: what they name, or a ThreadDataLoader over it",
+    )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fail a test that leaves a thread, a child process or an iterator behind.
