@@ -206,6 +206,37 @@ def test_a_pass_with_a_bound(count: int) -> None:
         assert [seen, passes[0]] == [first, second]
 
 
+def test_a_stream_in_bounded_passes_goes_on_where_the_pass_before_was_cut(
+    buffer_size: int,
+) -> None:
+    class Numbers(Iterator[int]):
+        next = 0
+
+        def __next__(self) -> int:
+            self.next += 1
+            return self.next - 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"next": self.next}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.next = state["next"]
+
+    seen: list[int] = []
+    state = None
+    for count in (4, 1, 1, 2, 3):  # two passes of four, and three of the next
+        loader = AsynchronousLoader(Numbers(), "cpu", buffer_size=buffer_size, num_batches=4)
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        seen += itertools.islice(iterator, count)
+        if len(seen) % 4 == 0:
+            assert next(iterator, None) is None
+        state = through_a_file(loader.state_dict())
+        loader.close()
+    assert seen == list(range(11))
+
+
 def test_the_state_after_a_break_is_that_of_the_batch_before_it(buffer_size: int) -> None:
     loader = AsynchronousLoader(Batches(), "cpu", buffer_size=buffer_size)
     for batch in loader:
