@@ -1,5 +1,7 @@
 """The grid marks what is wrong and what races, and lets a right contender be."""
 
+import itertools
+
 import contenders
 import overlap
 import pytest
@@ -58,4 +60,4 @@ def test_reading_takes_its_time_and_no_value_is_given_twice_in_a_row():
     reads = targets.Reads(12, 64, 0.0)
     values = [reads[number][1][0].item() for number in range(len(reads))]
     assert values == [reads.value(number) for number in range(12)]
-    assert all(a != b for a, b in zip(values, values[1:], strict=False))
+    assert all(a != b for a, b in itertools.pairwise(values))
