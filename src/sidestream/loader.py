@@ -62,6 +62,9 @@ class AsynchronousLoader(Generic[BatchT]):
         `iter(data)` and the first `next` run in the thread that calls them here, all further
         ones in the loader's thread, never two at a time.
 
+    In doubt, `SIDESTREAM_VERIFY=1` in the environment compares every batch on the device with
+    what the source gave; docs/verify.md says what it finds and costs.
+
     Example:
         >>> import torch
         >>> from torch.utils.data import DataLoader, TensorDataset
@@ -353,7 +356,7 @@ class _Running:
             if buffer_size and not _makes_anew(loader._data):
                 guard = ReuseGuard(device, buffer_size + 2)
             self._transfers[device] = (
-                StreamTransfer(device, loader._transform, guard, buffer_size)
+                _stream_transfer()(device, loader._transform, guard, buffer_size)
                 if buffer_size and seam.has_streams(device)
                 else PlainTransfer(device, loader._transform, guard)
             )
@@ -366,6 +369,15 @@ _TAKEN_OVER = (
     "a newer iterator of this loader has taken over: both would read the same iterator of the "
     "source (a one-shot iterator, or persistent workers); finish one pass before the next"
 )
+
+
+def _stream_transfer() -> type[StreamTransfer]:
+    """The one that moves; with `SIDESTREAM_VERIFY=1` in the environment the one that checks."""
+    if os.environ.get("SIDESTREAM_VERIFY", "0") in ("", "0"):
+        return StreamTransfer
+    from sidestream.verify import VerifyingTransfer
+
+    return VerifyingTransfer
 
 
 def _count(name: str, value: Any, hint: str) -> int:

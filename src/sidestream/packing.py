@@ -48,6 +48,8 @@ class Moved:
         self.storages: list[torch.UntypedStorage] = []
         self.shared = False  # whether some of them are the source's own
         self.copied: torch.Event | None = None
+        self.originals: list[Any] = []  # for `verify` alone, as is the next
+        self.watched: list[Any] = []
 
     def note(self, leaf: torch.Tensor, new: torch.Tensor) -> None:
         """Note a tensor that lies in a storage of its own."""

@@ -235,17 +235,18 @@ class StreamTransfer:
         try:
             moved = self._move(batch, movable_leaves(batch))
             batch = replace_leaves(batch, moved.leaves)
-            ready = moved.copied
             if self._transform is not None:
                 batch = self._transformed(batch, self._transform, moved)
-                ready = None
+                moved.copied = None
+            return self._parcel(batch, moved)
         except torch.OutOfMemoryError:
             self._leases.sweep()  # what the user has dropped is free for whoever tries again
             raise
+
+    def _parcel(self, batch: Any, moved: Moved) -> Parcel:
         # Always an event: the source may have queued work for what only the user can find.
-        return Parcel(
-            batch, ready or self._side.record_event(), moved.storages, None, moved.shared
-        )
+        ready = moved.copied or self._side.record_event()
+        return Parcel(batch, ready, moved.storages, None, moved.shared)
 
     def hand_over(self, parcel: Parcel) -> Any:
         """Make the consumer's current stream wait for the batch's copies, and never the host."""
