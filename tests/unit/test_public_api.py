@@ -24,7 +24,7 @@ CORE_LINES = 2550
 
 
 def test_the_public_names() -> None:
-    assert sidestream.__all__ == ["AsynchronousLoader", "LoaderStatistics"]
+    assert sidestream.__all__ == ["AsynchronousLoader", "LoaderStatistics", "ThreadDataLoader"]
     assert all(hasattr(sidestream, name) for name in sidestream.__all__)
 
 
@@ -37,6 +37,11 @@ SIGNATURES = {
     "AsynchronousLoader.statistics": "(self)",
     "LoaderStatistics": "(num_epochs=0, num_batches=0, source_wait_s=0.0, transfer_s=0.0,"
     " room_wait_s=0.0, consumer_wait_s=0.0)",
+    "ThreadDataLoader": "(dataset, batch_size=1, shuffle=None, sampler=None, batch_sampler=None,"
+    " num_workers=0, collate_fn=None, pin_memory=False, drop_last=False, timeout=0,"
+    " worker_init_fn=None, multiprocessing_context=None, generator=None, *, prefetch_factor=None,"
+    " persistent_workers=False, pin_memory_device='', in_order=True, copy_dataset=False)",
+    "ThreadDataLoader.check_worker_number_rationality": "(self)",
 }
 
 
@@ -74,7 +79,7 @@ def test_every_public_thing_has_a_docstring(name: str) -> None:
 
 def test_every_module_and_every_public_definition_in_it_has_a_docstring() -> None:
     missing = []
-    for path in CORE:
+    for path in [*CORE, *sorted(PACKAGE.glob("threads/*.py"))]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
         missing += [
