@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
     options = parser.parse_args(arguments)
 
-    from sidestream.run import run_script  # here, so that --help need not wait for torch
+    from sidestream.diagnose.run import run_script  # here, so that --help need not wait for torch
 
     return run_script(
         options.script,

@@ -13,7 +13,9 @@ import dataclasses
 import functools
 import inspect
 import os
+import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,6 +40,7 @@ from sidestream.release import Leases
 from sidestream.reuse import ReuseGuard
 from sidestream.staging import StagingPool
 from sidestream.storages import RecordedAllocations, RecordedCopies, storages_of
+from sidestream.timing import Copies, StreamTimer, record
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -70,6 +73,13 @@ class Parcel:
     """Whether some of the memory is the source's own."""
     position: Any = None
     """Where the pass stands once this batch is delivered."""
+    copies: Copies | None = None
+    copied: torch.Event | None = None
+    """After these copies; None where the device keeps no time, or nothing is copied."""
+    waited_s: float = 0.0
+    """How long staging memory was waited for [s]."""
+    sizes: tuple[int, int, int] = (0, 0, 0)
+    """What was copied, what it holds on the device, and all page-locked memory [bytes]."""
 
 
 @contextlib.contextmanager
@@ -141,6 +151,8 @@ def _may_hide_tensors(part: Any) -> bool:
 class PlainTransfer:
     """Moves with `to`, in whatever thread calls; the reference for what a batch looks like."""
 
+    timer = None
+
     def __init__(
         self, device: torch.device, transform: Transform | None, guard: ReuseGuard | None
     ) -> None:
@@ -201,6 +213,7 @@ class StreamTransfer:
         self._records = True
         self._process = os.getpid()
         self._side = seam.new_stream(device)
+        self.timer = StreamTimer(device) if seam.keeps_time(self._side) else None
         self._leases = Leases(device, self._side)
         self._loading = threading.RLock()
         self._pool = StagingPool(buffer_size + 1, seam.pinned_bytes)
@@ -233,7 +246,8 @@ class StreamTransfer:
         if self._guard is not None:
             batch = self._guard.protect(batch)
         try:
-            moved = self._move(batch, movable_leaves(batch))
+            copies = Copies(self._side if self.timer else None)
+            moved = self._move(batch, movable_leaves(batch), copies)
             batch = replace_leaves(batch, moved.leaves)
             ready = moved.copied
             if self._transform is not None:
@@ -244,7 +258,15 @@ class StreamTransfer:
             raise
         # Always an event: the source may have queued work for what only the user can find.
         return Parcel(
-            batch, ready or self._side.record_event(), moved.storages, None, moved.shared
+            batch,
+            ready or self._side.record_event(),
+            moved.storages,
+            None,
+            moved.shared,
+            copies=copies,
+            copied=moved.copied if copies.began else None,
+            waited_s=moved.waited_s,
+            sizes=(copies.num_bytes, moved.num_bytes(), self._pool.size_bytes),
         )
 
     def hand_over(self, parcel: Parcel) -> Any:
@@ -284,12 +306,14 @@ class StreamTransfer:
         self._leases.close()
 
     def __del__(self) -> None:
+        if sys.is_finalizing():  # closed by then, and torch may be gone
+            return
         with contextlib.suppress(AttributeError):  # of a construction that failed half-way
             self.close()
 
-    def _move(self, batch: Any, leaves: list[Any]) -> Moved:
+    def _move(self, batch: Any, leaves: list[Any], copies: Copies) -> Moved:
         """Queue the copies of all leaves."""
-        moved = Moved()
+        moved = Moved(copies)
         layout = Layout()
         holders: list[list[torch.UntypedStorage]] = []
         try:
@@ -304,12 +328,16 @@ class StreamTransfer:
                     self._borrowed.append((self._side.record_event(), holders))
         if layout.size_bytes:
             self._stage(layout, moved)
+        elif copies.began:
+            moved.copied = record(self._side)
         return moved
 
     def _stage(self, layout: Layout, moved: Moved) -> None:
         """Stage and copy what needs it. No code of the user's runs under the lock."""
         with self._loading:
+            asked = time.perf_counter()
             slot = self._pool.acquire(layout.size_bytes)
+            moved.waited_s += time.perf_counter() - asked
             try:
                 if torch.is_autocast_enabled("cpu"):  # joining tensors would change their types
                     with torch.autocast("cpu", enabled=False):
@@ -317,7 +345,7 @@ class StreamTransfer:
                 else:
                     layout.copy(slot, self.device, moved)
             finally:  # also after an error
-                moved.copied = self._side.record_event()
+                moved.copied = record(self._side) if self.timer else self._side.record_event()
                 slot.submit(moved.copied)
 
     def _transformed(self, batch: Any, transform: Transform, moved: Moved) -> Any:
@@ -348,7 +376,7 @@ class StreamTransfer:
         if leaf.numel() == 0:
             moved.note(leaf, torch.empty_like(leaf, device=self.device))
         elif leaf.is_pinned() and is_dense(leaf):
-            moved.note(leaf, copy_direct(leaf, self.device))
+            moved.note(leaf, copy_direct(leaf, self.device, moved.copies))
             holders.append([leaf.untyped_storage()])
         elif 0 in leaf.stride() and repeats(leaf):
             self._move_expanded(leaf, moved)
@@ -398,7 +426,7 @@ class StreamTransfer:
     def _move_expanded(self, leaf: torch.Tensor, moved: Moved) -> None:
         """Copy what there really is, and repeat it on the device."""
         once = without_repeats(leaf)
-        there = self._move(once, [once]).leaves[id(once)]
+        there = self._move(once, [once], moved.copies).leaves[id(once)]
         new = torch.empty_strided(
             leaf.shape, target_stride(leaf), dtype=leaf.dtype, device=self.device
         )
