@@ -359,8 +359,8 @@ def _load(
         annotate(error, f"raised on the way to {transfer.device}, moving batch {number}")
         raise
     number = recorder.loaded(asked, began, _clock(), waited=parcel.waited_s, sizes=parcel.sizes)
-    if transfer.timer is not None and parcel.copies is not None and parcel.copied is not None:
-        transfer.timer.loaded(recorder, number, parcel.copies, parcel.copied)
+    if transfer.timer is not None and parcel.copies is not None:
+        transfer.timer.loaded(recorder, number, parcel.copies)
     return parcel
 
 

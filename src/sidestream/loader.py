@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sidestream import device as seam
 from sidestream.epoch import CLOSE_TIMEOUT_S, Epoch, EpochIterator, Transfer
-from sidestream.resume import Start, check_state, fresh_state, restore
+from sidestream.randomness import parts_of
+from sidestream.resume import Start, check_state, fresh_state, length_or_none, restore
 from sidestream.reuse import ReuseGuard
 from sidestream.source import Source, Unused, inside_source, is_reading
 from sidestream.statistics import LoaderStatistics, Recorder
@@ -60,6 +61,9 @@ class AsynchronousLoader(Generic[BatchT]):
     Threads:
         `iter(data)` and the first `next` run in the thread that calls them here, all further
         ones in the loader's thread, never two at a time.
+
+    In doubt, `SIDESTREAM_VERIFY=1` in the environment compares every batch on the device with
+    what the source gave; docs/verify.md says what it finds and costs.
 
     Example:
         >>> import torch
@@ -107,7 +111,7 @@ class AsynchronousLoader(Generic[BatchT]):
             return self._num_batches
 
     def __bool__(self) -> bool:
-        return not isinstance(self._data, Sized) or _length_or_none(self) != 0
+        return not isinstance(self._data, Sized) or length_or_none(self) != 0
 
     def close(self) -> None:
         """End the passes under way and give their memory back. A new `iter()` starts afresh.
@@ -189,16 +193,9 @@ class AsynchronousLoader(Generic[BatchT]):
 
     def _find_set_epoch(self) -> Callable[[int], None]:
         data = self._data
-        batch_sampler = getattr(data, "batch_sampler", None)
         takers = [data]
         if not hasattr(data, "set_epoch"):
-            inner = (
-                getattr(data, "sampler", None),
-                batch_sampler,
-                getattr(batch_sampler, "sampler", None),
-                getattr(data, "dataset", None),
-            )
-            takers = list({id(one): one for one in inner if hasattr(one, "set_epoch")}.values())
+            takers = [part for part in parts_of(data) if hasattr(part, "set_epoch")]
         if not takers:
             raise AttributeError(
                 f"nothing in the {type(data).__name__} takes set_epoch: no sampler and no dataset"
@@ -257,7 +254,7 @@ class _Running:
                 iterator,
                 start,
                 loader._num_batches,
-                _length_or_none(data),
+                length_or_none(data),
                 self._reading,
                 self._unused if _is_one_shot(iterator, data) else None,
             )
@@ -365,7 +362,7 @@ class _Running:
             if buffer_size and not _makes_anew(loader._data):
                 guard = ReuseGuard(device, buffer_size + 2)
             self._transfers[device] = (
-                StreamTransfer(device, loader._transform, guard, buffer_size)
+                _stream_transfer()(device, loader._transform, guard, buffer_size)
                 if buffer_size and seam.has_streams(device)
                 else PlainTransfer(device, loader._transform, guard)
             )
@@ -380,6 +377,15 @@ _TAKEN_OVER = (
 )
 
 
+def _stream_transfer() -> type[StreamTransfer]:
+    """The one that moves; with `SIDESTREAM_VERIFY=1` in the environment the one that checks."""
+    if os.environ.get("SIDESTREAM_VERIFY", "0") in ("", "0"):
+        return StreamTransfer
+    from sidestream.verify import VerifyingTransfer
+
+    return VerifyingTransfer
+
+
 def _count(name: str, value: Any, hint: str) -> int:
     try:
         count = operator.index(value)
@@ -390,13 +396,6 @@ def _count(name: str, value: Any, hint: str) -> int:
     if count < 0:
         raise ValueError(f"{name} must be 0 or more [batches], got {count}; {hint}")
     return count
-
-
-def _length_or_none(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except TypeError:
-        return None
 
 
 def _as_iterable(data: Any, dataloader_kwargs: dict[str, Any]) -> Any:

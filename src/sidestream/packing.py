@@ -49,6 +49,8 @@ class Moved:
         self.storages: list[torch.UntypedStorage] = []
         self.shared = False  # whether some of them are the source's own
         self.copied: torch.Event | None = None
+        self.originals: list[Any] = []  # for `verify` alone, as is the next
+        self.watched: list[Any] = []
         self.copies = copies
         self.waited_s = 0.0  # for staging memory
 

@@ -132,11 +132,15 @@ class Leases:
             oldest = min(oldest, self._number - 1)
         elif not free:
             return
-        for stream in self._streams_since(oldest):
-            self._side.wait_event(stream.record_event())
+        self._fence(free, oldest)
         for key in free:
             for leases in (self._newest, self._recent, self._kept):
                 leases.pop(key, None)
+
+    def _fence(self, keys: list[int], since: int) -> None:
+        """Let what follows on the side stream wait for all uses of these storages."""
+        for stream in self._streams_since(since):
+            self._side.wait_event(stream.record_event())
 
     def _record_given_up(self, stream: torch.Stream) -> None:
         self._given_up = [

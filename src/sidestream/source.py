@@ -77,12 +77,15 @@ class Source:
         self._lock = lock
         self._unused = unused
         self.num_read = start.position.num_batches
-        self.position: Position = start.position
-        """After the batch read last."""
         self.is_ending = False
         """Whether its thread has read all it will, and is letting the iterator go."""
         self.has_failed = False
         """Whether the user's code raised something, so that nothing more can be read."""
+
+    @property
+    def position(self) -> Position:
+        """After the batch read last."""
+        return self._start.position
 
     @property
     def is_at_length(self) -> bool:
@@ -115,14 +118,14 @@ class Source:
             BaseException: Whatever the source raises, with a note that names the batch.
         """
         if self._num_batches is not None and self.num_read >= self._num_batches:
-            self.position = self._start.cut_short(self.position)
+            self._start.cut_short(self._iterator)
             raise EndOfSource
         with inside_source(), self._lock:
             started = time.perf_counter()
             try:
                 batch = self._next()
             except StopIteration:
-                self.position = self._start.snapshot(self.num_read, finished=True)
+                self._start.finish(self.num_read)
                 raise EndOfSource from None
             except EndOfSource:
                 raise
@@ -132,8 +135,7 @@ class Source:
                 annotate(error, f"raised in {where}, reading batch {self.num_read}")
                 raise
             self.num_read += 1
-            read_s = time.perf_counter() - started
-            self.position = self._start.snapshot(self.num_read, read_s)
+            self._start.snapshot(self.num_read, time.perf_counter() - started)
         return batch
 
     def give_back(self, batches: list[Any], error: BaseException | None = None) -> None:

@@ -28,6 +28,7 @@ class Copies:
     def __init__(self, stream: torch.Stream | None = None) -> None:
         self._stream = stream
         self.began: list[torch.Event] = []
+        self.ended: torch.Event | None = None  # after the last
         self.num_bytes = 0
         self.last_bytes = 0
 
@@ -79,11 +80,10 @@ class StreamTimer:
             self._steps.append((recorder, number, previous, asked, ready))
         self.look()
 
-    def loaded(
-        self, recorder: PassRecorder, number: int, copies: Copies, ended: torch.Event
-    ) -> None:
+    def loaded(self, recorder: PassRecorder, number: int, copies: Copies) -> None:
         """Note the copies of a batch, queued by now."""
-        self._copies.append((recorder, number, copies, ended))
+        if copies.began and copies.ended is not None:
+            self._copies.append((recorder, number, copies, copies.ended))
 
     def look(self) -> None:
         """Read what the device has come to."""

@@ -74,8 +74,6 @@ class Parcel:
     position: Any = None
     """Where the pass stands once this batch is delivered."""
     copies: Copies | None = None
-    copied: torch.Event | None = None
-    """After these copies; None where the device keeps no time, or nothing is copied."""
     waited_s: float = 0.0
     """How long staging memory was waited for [s]."""
     sizes: tuple[int, int, int] = (0, 0, 0)
@@ -246,27 +244,27 @@ class StreamTransfer:
         if self._guard is not None:
             batch = self._guard.protect(batch)
         try:
-            copies = Copies(self._side if self.timer else None)
-            moved = self._move(batch, movable_leaves(batch), copies)
+            moved = self._move(batch, movable_leaves(batch))
             batch = replace_leaves(batch, moved.leaves)
-            ready = moved.copied
             if self._transform is not None:
                 batch = self._transformed(batch, self._transform, moved)
-                ready = None
+                moved.copied = None
+            return self._parcel(batch, moved)
         except torch.OutOfMemoryError:
             self._leases.sweep()  # what the user has dropped is free for whoever tries again
             raise
+
+    def _parcel(self, batch: Any, moved: Moved) -> Parcel:
         # Always an event: the source may have queued work for what only the user can find.
         return Parcel(
             batch,
-            ready or self._side.record_event(),
+            moved.copied or self._side.record_event(),
             moved.storages,
             None,
             moved.shared,
-            copies=copies,
-            copied=moved.copied if copies.began else None,
+            copies=moved.copies,
             waited_s=moved.waited_s,
-            sizes=(copies.num_bytes, moved.num_bytes(), self._pool.size_bytes),
+            sizes=(moved.copies.num_bytes, moved.num_bytes(), self._pool.size_bytes),
         )
 
     def hand_over(self, parcel: Parcel) -> Any:
@@ -311,8 +309,9 @@ class StreamTransfer:
         with contextlib.suppress(AttributeError):  # of a construction that failed half-way
             self.close()
 
-    def _move(self, batch: Any, leaves: list[Any], copies: Copies) -> Moved:
-        """Queue the copies of all leaves."""
+    def _move(self, batch: Any, leaves: list[Any], copies: Copies | None = None) -> Moved:
+        """Queue the copies of all leaves, and count them."""
+        copies = copies or Copies(self._side if self.timer else None)
         moved = Moved(copies)
         layout = Layout()
         holders: list[list[torch.UntypedStorage]] = []
@@ -330,6 +329,7 @@ class StreamTransfer:
             self._stage(layout, moved)
         elif copies.began:
             moved.copied = record(self._side)
+        copies.ended = moved.copied
         return moved
 
     def _stage(self, layout: Layout, moved: Moved) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -206,6 +206,37 @@ def test_a_pass_with_a_bound(count: int) -> None:
         assert [seen, passes[0]] == [first, second]
 
 
+def test_a_stream_in_bounded_passes_goes_on_where_the_pass_before_was_cut(
+    buffer_size: int,
+) -> None:
+    class Numbers(Iterator[int]):
+        next = 0
+
+        def __next__(self) -> int:
+            self.next += 1
+            return self.next - 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"next": self.next}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.next = state["next"]
+
+    seen: list[int] = []
+    state = None
+    for count in (4, 1, 1, 2, 3):  # two passes of four, and three of the next
+        loader = AsynchronousLoader(Numbers(), "cpu", buffer_size=buffer_size, num_batches=4)
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        seen += itertools.islice(iterator, count)
+        if len(seen) % 4 == 0:
+            assert next(iterator, None) is None
+        state = through_a_file(loader.state_dict())
+        loader.close()
+    assert seen == list(range(11))
+
+
 def test_the_state_after_a_break_is_that_of_the_batch_before_it(buffer_size: int) -> None:
     loader = AsynchronousLoader(Batches(), "cpu", buffer_size=buffer_size)
     for batch in loader:
@@ -214,6 +245,44 @@ def test_the_state_after_a_break_is_that_of_the_batch_before_it(buffer_size: int
     loader.load_state_dict(loader.state_dict())
     assert firsts(loader) == [3, 4]
     assert firsts(loader) == [0, 1, 2, 3, 4]
+
+
+class Restarting:
+    """Begins anew when given the state from behind its last batch, as nodes.Loader does."""
+
+    def __init__(self) -> None:
+        self._next, self._read = 0, 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self._read, self._next = self._next % LENGTH, 0
+        while self._read < LENGTH:
+            self._read += 1
+            yield torch.tensor([self._read - 1])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self._read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._next = state["read"]
+
+
+@pytest.mark.parametrize("share", [1e9, 0.0])  # a state with every batch, and the first alone
+def test_the_rest_after_the_last_batch_is_empty_whatever_the_source_begins(
+    share: float, buffer_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidestream.resume.STATE_SHARE", share or 1e-9)
+    for taken in range(1, LENGTH + 1):
+        loader = AsynchronousLoader(Restarting(), "cpu", buffer_size=buffer_size)
+        iterator = iter(loader)
+        seen = firsts(itertools.islice(iterator, taken))
+        state = loader.state_dict()
+        for resumed_again in range(2):
+            loader = AsynchronousLoader(Restarting(), "cpu", buffer_size=buffer_size)
+            loader.load_state_dict(state)
+            if not resumed_again:
+                state = loader.state_dict()
+        assert seen + firsts(loader) == list(range(LENGTH)), taken
+        assert firsts(loader) == list(range(LENGTH))
 
 
 def test_len_and_attributes_before_a_load_fix_nothing() -> None:  # R38, order A

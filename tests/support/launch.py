@@ -58,5 +58,10 @@ def results(
 
 
 def _kill(running: subprocess.Popen[str]) -> None:
+    """End a script with all its processes: torchrun puts each of them in a session of its own."""
+    if running.poll() is None:
+        running.terminate()  # torchrun ends its processes when it is asked to
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.wait(10.0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGKILL)
