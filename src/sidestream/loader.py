@@ -245,7 +245,8 @@ class _Running:
             transfer = self._transfer(loader)
             self._make_room(data)
             start = Start(data, self._resume)
-            with inside_source(), self._reading:
+            pinned = isinstance(transfer, StreamTransfer)
+            with inside_source(pinned=pinned), self._reading:
                 iterator = start.open()
             for epoch in self._epochs:
                 if epoch.source.reads(iterator):

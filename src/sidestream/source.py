@@ -28,13 +28,24 @@ def begin_thread() -> None:
 
 
 @contextlib.contextmanager
-def inside_source() -> Iterator[None]:
-    """Say so while code of the source's runs, or may be waited for, in the calling thread."""
+def inside_source(*, pinned: bool = False) -> Iterator[None]:
+    """Say so while code of the source's runs, or may be waited for, in the calling thread.
+
+    Args:
+        pinned: Whether tensors that arrive page-locked are copied from where they are.
+    """
     _reading.depth = getattr(_reading, "depth", 0) + 1
+    outer, _reading.pinned = getattr(_reading, "pinned", False), pinned
     try:
         yield
     finally:
         _reading.depth -= 1
+        _reading.pinned = outer
+
+
+def copies_from_pinned() -> bool:
+    """Whether a loader that copies page-locked tensors from where they are opens its source."""
+    return getattr(_reading, "pinned", False)
 
 
 def is_reading() -> bool:

@@ -26,7 +26,7 @@ MEASURING = {"statistics.py": 160, "timing.py": 70}
 
 
 def test_the_public_names() -> None:
-    assert sidestream.__all__ == ["AsynchronousLoader", "LoaderStatistics"]
+    assert sidestream.__all__ == ["AsynchronousLoader", "LoaderStatistics", "ThreadDataLoader"]
     assert all(hasattr(sidestream, name) for name in sidestream.__all__)
 
 
@@ -44,6 +44,11 @@ SIGNATURES = {
     " epoch=None)",
     "LoaderStatistics.metrics": "(self)",
     "LoaderStatistics.verdict": "(self)",
+    "ThreadDataLoader": "(dataset, batch_size=1, shuffle=None, sampler=None, batch_sampler=None,"
+    " num_workers=0, collate_fn=None, pin_memory=False, drop_last=False, timeout=0,"
+    " worker_init_fn=None, multiprocessing_context=None, generator=None, *, prefetch_factor=None,"
+    " persistent_workers=False, pin_memory_device='', in_order=True, copy_dataset=False)",
+    "ThreadDataLoader.check_worker_number_rationality": "(self)",
 }
 
 
@@ -81,7 +86,7 @@ def test_every_public_thing_has_a_docstring(name: str) -> None:
 
 def test_every_module_and_every_public_definition_in_it_has_a_docstring() -> None:
     missing = []
-    for path in CORE:
+    for path in [*CORE, *sorted(PACKAGE.glob("threads/*.py"))]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
         missing += [
