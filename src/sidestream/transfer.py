@@ -309,9 +309,9 @@ class StreamTransfer:
         with contextlib.suppress(AttributeError):  # of a construction that failed half-way
             self.close()
 
-    def _move(self, batch: Any, leaves: list[Any], copies: Copies | None = None) -> Moved:
-        """Queue the copies of all leaves, and count them."""
-        copies = copies or Copies(self._side if self.timer else None)
+    def _move(self, batch: Any, leaves: list[Any]) -> Moved:
+        """Queue the copies of all leaves."""
+        copies = Copies(self._side if self.timer else None)
         moved = Moved(copies)
         layout = Layout()
         holders: list[list[torch.UntypedStorage]] = []
@@ -426,7 +426,9 @@ class StreamTransfer:
     def _move_expanded(self, leaf: torch.Tensor, moved: Moved) -> None:
         """Copy what there really is, and repeat it on the device."""
         once = without_repeats(leaf)
-        there = self._move(once, [once], moved.copies).leaves[id(once)]
+        alone = self._move(once, [once])
+        there = alone.leaves[id(once)]
+        moved.copies.num_bytes += alone.copies.num_bytes
         new = torch.empty_strided(
             leaf.shape, target_stride(leaf), dtype=leaf.dtype, device=self.device
         )

@@ -33,7 +33,6 @@ from sidestream.batch import movable_leaves, path_of
 from sidestream.packing import Moved, can_stage
 from sidestream.release import Leases
 from sidestream.reuse import ReuseGuard
-from sidestream.timing import Copies
 from sidestream.transfer import Parcel, StreamTransfer, Transform
 
 _OUTSTANDING = 4
@@ -153,10 +152,10 @@ class VerifyingTransfer(StreamTransfer):
         except RuntimeError as error:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
-    def _move(self, batch: Any, leaves: list[Any], copies: Copies | None = None) -> Moved:
+    def _move(self, batch: Any, leaves: list[Any]) -> Moved:
         with _undisturbed():
             originals = [(x, _page_locked(x), x.is_pinned()) for x in leaves if can_stage(x)]
-        moved = super()._move(batch, leaves, copies)
+        moved = super()._move(batch, leaves)
         moved.originals = [(moved.leaves[id(x)], *rest) for x, *rest in originals]
         return moved
 
