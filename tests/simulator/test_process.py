@@ -309,6 +309,11 @@ EXITS = {
         index = torch.tensor([9999], device="sim")
         y = torch.nn.functional.embedding(index, torch.ones(3, 3, device="sim"))
     """),
+    "a loader that the script keeps": (0, """
+        from sidestream import AsynchronousLoader
+        loader = AsynchronousLoader([torch.ones(1000)] * 4, "sim")
+        last = [batch.sum() for batch in loader][-1]
+    """),
     "as_cuda entered and never left": (0, """
         context = simulator.as_cuda()
         context.__enter__()
