@@ -148,7 +148,7 @@ MUTATIONS = [
     ),
     Mutation(
         "batch: one object in two places (H13)", "batch.py",
-        "        done[key] = result\n", "", "unit/test_batch.py -k stays_one",
+        "        known[key] = result\n", "", "unit/test_batch.py -k stays_one",
     ),
     Mutation(
         "reuse: seen again (H9)", "reuse.py",

@@ -281,22 +281,28 @@ def test_a_dataset_that_raises_at_batch_3_raises_that_after_batches_0_to_2(
     assert seen == [0, 1, 2]
 
 
-@pytest.mark.parametrize("device", ["meta"])
-@pytest.mark.parametrize("buffer_size", [0, 2])
-def test_an_error_in_a_transform_arrives_as_itself(
-    make_error: Callable[[], BaseException], buffer_size: int, device: str
-) -> None:
-    error = make_error()
+def through_a_transform_that_raises(
+    error: BaseException, buffer_size: int, device: str
+) -> Iterator[Any]:
+    """A pass over five batches, the third of which does not come through."""
 
     def transform(batch: Any) -> Any:
         if batch[1] == 2:
             raise error
         return batch
 
-    loader = AsynchronousLoader(
-        plain(LENGTH), device, buffer_size=buffer_size, transform=transform
+    return iter(
+        AsynchronousLoader(plain(LENGTH), device, buffer_size=buffer_size, transform=transform)
     )
-    iterator = iter(loader)
+
+
+@pytest.mark.parametrize("device", ["meta"])
+@pytest.mark.parametrize("buffer_size", [0, 2])
+def test_an_error_in_a_transform_arrives_as_itself(
+    make_error: Callable[[], BaseException], buffer_size: int, device: str
+) -> None:
+    error = make_error()
+    iterator = through_a_transform_that_raises(error, buffer_size, device)
     seen, caught = collect(iterator)
     assert caught is error
     assert seen == [0, 1]
@@ -337,16 +343,7 @@ def test_stop_iteration_out_of_a_transform_does_not_end_the_epoch_in_silence(
     arguments: tuple[int, ...], buffer_size: int, device: str
 ) -> None:
     error = StopIteration(*arguments)
-
-    def transform(batch: Any) -> Any:
-        if batch[1] == 2:
-            raise error
-        return batch
-
-    loader = AsynchronousLoader(
-        plain(LENGTH), device, buffer_size=buffer_size, transform=transform
-    )
-    iterator = iter(loader)
+    iterator = through_a_transform_that_raises(error, buffer_size, device)
     seen, caught = collect(iterator)
     assert seen == [0, 1]
     assert isinstance(caught, RuntimeError)
