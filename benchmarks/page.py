@@ -38,8 +38,16 @@ def load(folder: Path) -> dict[str, Result]:
     return {
         path.stem: json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(folder.glob("*.json"))
-        if path.stem != "reasons"
+        if path.stem not in ("reasons", "gpu")
     }
+
+
+def load_gpu(file: Path) -> dict[str, Result]:
+    """What scripts/gpu-check kept: the results of its benchmarks; nothing where it never ran."""
+    if not file.exists():
+        return {}
+    parts = json.loads(file.read_text(encoding="utf-8"))["parts"]
+    return {name: one["result"] for name, one in parts.items() if "result" in one}
 
 
 def render(results: dict[str, Result], gpu: dict[str, Result], reasons: dict[str, str]) -> str:
@@ -63,6 +71,8 @@ def page(results: dict[str, Result], gpu: dict[str, Result], reasons: dict[str, 
     if gpu:
         yield ""
         yield "## On a GPU"
+        yield ""
+        yield from goals.lines(gpu, reasons)
         yield from sections(gpu, "###")
 
 
@@ -131,7 +141,7 @@ def measured_on_gpu(gpu: dict[str, Result]) -> str:
 
 def files() -> dict[Path, str]:
     """All files that are made, with what belongs in them."""
-    results, gpu = load(RESULTS), load(RESULTS / "gpu")
+    results, gpu = load(RESULTS), load_gpu(RESULTS / "gpu.json")
     reasons = json.loads((RESULTS / "reasons.json").read_text(encoding="utf-8"))
     made = {DOCS / "benchmarks.md": render(results, gpu, reasons)}
     for name, draw in (("overlap", plots.overlap), ("bandwidth", plots.bandwidth)):

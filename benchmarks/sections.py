@@ -244,6 +244,22 @@ def engine(result: Result) -> Lines:
     )
 
 
+def verify(result: Result) -> Lines:
+    """The checks that can be switched on."""
+    yield from table(
+        ("batch", "without, ms", "with it: time", "with it: device memory"),
+        [
+            (
+                f"{one['tensors']} x {size_name(one['tensor_bytes'])}",
+                number(1e3 * one["off_s"]),
+                f"x {number(one['time_ratio'])}",
+                f"x {number(one['memory_ratio'])}",
+            )
+            for one in result
+        ],
+    )
+
+
 def walk(result: Result) -> Lines:
     """The walk through a batch."""
     yield from table(
@@ -289,6 +305,7 @@ SECTIONS: list[tuple[str, str, Callable[[Result], Lines]]] = [
     ("processors", "Threads, processor time, and a busy machine", processors),
     ("scaling", "Workers and ranks", scaling),
     ("engine", "Packing and staging", engine),
+    ("verify", "The cost of `SIDESTREAM_VERIFY=1`", verify),
     ("walk", "The walk through a batch", walk),
     ("resume", "The cost of being able to resume", resume),
 ]
