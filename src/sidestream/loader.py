@@ -159,7 +159,7 @@ class AsynchronousLoader(Generic[BatchT]):
 
     def statistics(self) -> LoaderStatistics:
         """What the loader has done so far."""
-        return self._run_here().recorder.snapshot()
+        return self._run_here().statistics()
 
     def __repr__(self) -> str:
         device = "None" if self._device is None else f'"{self._device}"'
@@ -259,11 +259,10 @@ class _Running:
                 self._reading,
                 self._unused if _is_one_shot(iterator, data) else None,
             )
-            epoch = Epoch(source, transfer, loader._buffer_size, self.recorder)
+            epoch = Epoch(source, transfer, loader._buffer_size, self.recorder.begin_pass())
             self._epochs.append(epoch)
             self._latest = start, epoch
             self._resume = None
-            self.recorder.add(num_epochs=1)
             return epoch
 
     def state_dict(self, data: Any) -> dict[str, Any]:
@@ -292,6 +291,13 @@ class _Running:
                 self._reading.release()
             self._unused = deque()  # an old pass may still give something back to the other
             self._resume = state
+
+    def statistics(self) -> LoaderStatistics:
+        """The counters, with what the device has come to."""
+        for transfer in list(self._transfers.values()):
+            if transfer.timer is not None:
+                transfer.timer.look()
+        return self.recorder.snapshot()
 
     @property
     def num_waiting(self) -> int:

@@ -13,7 +13,9 @@ import dataclasses
 import functools
 import inspect
 import os
+import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,6 +40,7 @@ from sidestream.release import Leases
 from sidestream.reuse import ReuseGuard
 from sidestream.staging import StagingPool
 from sidestream.storages import RecordedAllocations, RecordedCopies, storages_of
+from sidestream.timing import Copies, StreamTimer, record
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -70,6 +73,11 @@ class Parcel:
     """Whether some of the memory is the source's own."""
     position: Any = None
     """Where the pass stands once this batch is delivered."""
+    copies: Copies | None = None
+    waited_s: float = 0.0
+    """How long staging memory was waited for [s]."""
+    sizes: tuple[int, int, int] = (0, 0, 0)
+    """What was copied, what it holds on the device, and all page-locked memory [bytes]."""
 
 
 @contextlib.contextmanager
@@ -141,6 +149,8 @@ def _may_hide_tensors(part: Any) -> bool:
 class PlainTransfer:
     """Moves with `to`, in whatever thread calls; the reference for what a batch looks like."""
 
+    timer = None
+
     def __init__(
         self, device: torch.device, transform: Transform | None, guard: ReuseGuard | None
     ) -> None:
@@ -201,6 +211,7 @@ class StreamTransfer:
         self._records = True
         self._process = os.getpid()
         self._side = seam.new_stream(device)
+        self.timer = StreamTimer(device) if seam.keeps_time(self._side) else None
         self._leases = Leases(device, self._side)
         self._loading = threading.RLock()
         self._pool = StagingPool(buffer_size + 1, seam.pinned_bytes)
@@ -245,8 +256,16 @@ class StreamTransfer:
 
     def _parcel(self, batch: Any, moved: Moved) -> Parcel:
         # Always an event: the source may have queued work for what only the user can find.
-        ready = moved.copied or self._side.record_event()
-        return Parcel(batch, ready, moved.storages, None, moved.shared)
+        return Parcel(
+            batch,
+            moved.copied or self._side.record_event(),
+            moved.storages,
+            None,
+            moved.shared,
+            copies=moved.copies,
+            waited_s=moved.waited_s,
+            sizes=(moved.copies.num_bytes, moved.num_bytes(), self._pool.size_bytes),
+        )
 
     def hand_over(self, parcel: Parcel) -> Any:
         """Make the consumer's current stream wait for the batch's copies, and never the host."""
@@ -285,12 +304,15 @@ class StreamTransfer:
         self._leases.close()
 
     def __del__(self) -> None:
+        if sys.is_finalizing():  # closed by then, and torch may be gone
+            return
         with contextlib.suppress(AttributeError):  # of a construction that failed half-way
             self.close()
 
     def _move(self, batch: Any, leaves: list[Any]) -> Moved:
         """Queue the copies of all leaves."""
-        moved = Moved()
+        copies = Copies(self._side if self.timer else None)
+        moved = Moved(copies)
         layout = Layout()
         holders: list[list[torch.UntypedStorage]] = []
         try:
@@ -305,12 +327,17 @@ class StreamTransfer:
                     self._borrowed.append((self._side.record_event(), holders))
         if layout.size_bytes:
             self._stage(layout, moved)
+        elif copies.began:
+            moved.copied = record(self._side)
+        copies.ended = moved.copied
         return moved
 
     def _stage(self, layout: Layout, moved: Moved) -> None:
         """Stage and copy what needs it. No code of the user's runs under the lock."""
         with self._loading:
+            asked = time.perf_counter()
             slot = self._pool.acquire(layout.size_bytes)
+            moved.waited_s += time.perf_counter() - asked
             try:
                 if torch.is_autocast_enabled("cpu"):  # joining tensors would change their types
                     with torch.autocast("cpu", enabled=False):
@@ -318,7 +345,7 @@ class StreamTransfer:
                 else:
                     layout.copy(slot, self.device, moved)
             finally:  # also after an error
-                moved.copied = self._side.record_event()
+                moved.copied = record(self._side) if self.timer else self._side.record_event()
                 slot.submit(moved.copied)
 
     def _transformed(self, batch: Any, transform: Transform, moved: Moved) -> Any:
@@ -349,7 +376,7 @@ class StreamTransfer:
         if leaf.numel() == 0:
             moved.note(leaf, torch.empty_like(leaf, device=self.device))
         elif leaf.is_pinned() and is_dense(leaf):
-            moved.note(leaf, copy_direct(leaf, self.device))
+            moved.note(leaf, copy_direct(leaf, self.device, moved.copies))
             holders.append([leaf.untyped_storage()])
         elif 0 in leaf.stride() and repeats(leaf):
             self._move_expanded(leaf, moved)
@@ -399,7 +426,9 @@ class StreamTransfer:
     def _move_expanded(self, leaf: torch.Tensor, moved: Moved) -> None:
         """Copy what there really is, and repeat it on the device."""
         once = without_repeats(leaf)
-        there = self._move(once, [once]).leaves[id(once)]
+        alone = self._move(once, [once])
+        there = alone.leaves[id(once)]
+        moved.copies.num_bytes += alone.copies.num_bytes
         new = torch.empty_strided(
             leaf.shape, target_stride(leaf), dtype=leaf.dtype, device=self.device
         )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 import threading
 import warnings
 from collections import deque
@@ -142,6 +143,8 @@ class VerifyingTransfer(StreamTransfer):
             self._judge.pronounce(at_end=True)
 
     def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
         try:
             self.close()
         except AttributeError:  # of a construction that failed half-way
