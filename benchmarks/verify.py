@@ -22,7 +22,6 @@ import sidestream.simulator as simulator
 from sidestream import AsynchronousLoader
 
 STEPS = 60
-REPEATS = 7
 
 
 def batches(count: int, size_bytes: int) -> list[list[torch.Tensor]]:
@@ -60,7 +59,8 @@ def measure(options: argparse.Namespace) -> Any:
     for count, size_bytes in ((1, 1 << 20), (1, 16 << 20), (2, 256 << 10), (64, 4 << 10)):
         source = batches(count, size_bytes)
         pairs = [  # side by side: the machine is not always as fast
-            (epoch(source, verify=False), epoch(source, verify=True)) for _ in range(REPEATS)
+            (epoch(source, verify=False), epoch(source, verify=True))
+            for _ in range(3 if options.quick else 7)
         ]
         ratio = statistics.median(on[0] / off[0] for off, on in pairs)
         memory = statistics.median(on[1] / off[1] for off, on in pairs)
