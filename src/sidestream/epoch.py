@@ -81,7 +81,7 @@ class Epoch:
         self._state = ThreadState()
         self._process = os.getpid()
         self._starting = threading.RLock()
-        self._first: deque[Any] = deque()  # the first batch, until a thread has it
+        self._first: deque[Any] = deque()  # a batch read here, until it is moved or handed on
         self._begun = False
         self._threads: list[threading.Thread] = []
         self._running = False
@@ -183,26 +183,14 @@ class Epoch:
     def _next_inline(self) -> Any:
         with self._starting:
             if self._over is not None:
-                self._raise_over()
-            try:
-                with self._transfer.reading():
-                    began = _clock()
-                    batch = self.source.read()
-                    self._recorder.read(began, _clock())
-            except EndOfSource:
-                self.position = self.source.position
-                self.close()
-                raise StopIteration from None
-            except BaseException:
-                if self.source.has_failed:
-                    self.close()
-                raise
+                raise RuntimeError(self._over) if self._over else StopIteration
+            if not self._first:
+                self._read()
+            batch = self._first.popleft()
         try:
             with self._transfer.reading():
                 parcel = _load(self._transfer, self.source, batch, self._recorder, _clock())
-            batch = self._transfer.hand_over(parcel)
-            self.position = self.source.position
-            return batch
+            return self._deliver(parcel)
         except StopIteration as error:
             self.close()
             raise as_raisable(error) from error
@@ -221,19 +209,11 @@ class Epoch:
                     self._error = end.error
         else:
             try:
-                batch = self._transfer.hand_over(parcel)
+                return self._deliver(parcel)
             finally:
                 channel.release()
-            self.position = parcel.position
-            return batch
         if self._error is None:
-            if self._over is not None:
-                self._raise_over()
-            if not self.source.has_ended:
-                return self._next_inline()
-            self.position = self.source.position
-            self.close()
-            raise StopIteration
+            return self._next_inline()
         # Kept until here: an exception from outside during the close must not take its place.
         self.close()
         with self._starting:
@@ -245,10 +225,10 @@ class Epoch:
         finally:
             del error  # a frame that holds its own traceback is a cycle
 
-    def _raise_over(self) -> NoReturn:
-        if self._over:
-            raise RuntimeError(self._over)
-        raise StopIteration
+    def _deliver(self, parcel: Parcel) -> Any:
+        batch = self._transfer.hand_over(parcel)
+        self.position = parcel.position
+        return batch
 
     def _start(self, channel: Channel[Parcel]) -> None:
         """Read the first batch here, in the caller's thread, and leave the rest to another.
@@ -260,21 +240,16 @@ class Epoch:
             if self._running or self._over is not None:
                 return
             if not self._begun:
-                self._read_first()
+                self._transfer.follow_caller()
+                self._read()
             # An exception from outside, Ctrl-C for one, may come at any point of a start. Then it
             # is tried again at the next call, and whichever thread takes the first batch is it.
             if not any(one.ident is not None for one in self._threads):
+                parts = (self.source, self._transfer, channel, self._recorder, self._first)
                 thread = threading.Thread(
                     name=f"sidestream-epoch-{next(_numbers)}",
                     target=self._state.run,
-                    args=(
-                        _produce,
-                        self.source,
-                        self._transfer,
-                        channel,
-                        self._recorder,
-                        self._first,
-                    ),
+                    args=(_produce, *parts),
                     # Not waited for at exit before the handler below has told it to end.
                     daemon=True,
                 )
@@ -282,9 +257,9 @@ class Epoch:
                 thread.start()
             self._running = True
 
-    def _read_first(self) -> None:
+    def _read(self) -> None:
+        """Read a batch in the caller's thread; end the pass where the source does."""
         try:
-            self._transfer.follow_caller()
             with self._transfer.reading():
                 began = _clock()
                 self._first.append(self.source.read())
@@ -300,9 +275,7 @@ class Epoch:
             raise
 
     def _collect_unused(self) -> None:
-        if self._channel is None:
-            return
-        parcels, error = self._channel.drain()
+        parcels, error = ([], None) if self._channel is None else self._channel.drain()
         raws = [parcel.raw for parcel in parcels]
         while self._first:
             raws.append(self._first.popleft())

@@ -193,9 +193,8 @@ class AsynchronousLoader(Generic[BatchT]):
 
     def _find_set_epoch(self) -> Callable[[int], None]:
         data = self._data
-        takers = [data]
-        if not hasattr(data, "set_epoch"):
-            takers = [part for part in parts_of(data) if hasattr(part, "set_epoch")]
+        parts = [data] if hasattr(data, "set_epoch") else parts_of(data)
+        takers = [part for part in parts if hasattr(part, "set_epoch")]
         if not takers:
             raise AttributeError(
                 f"nothing in the {type(data).__name__} takes set_epoch: no sampler and no dataset"

@@ -10,7 +10,7 @@ All of it runs in the loader's thread with the side stream current. Knows no eve
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections import deque
 from typing import Any
 
 import torch
@@ -49,6 +49,8 @@ class Moved:
         self.storages: list[torch.UntypedStorage] = []
         self.shared = False  # whether some of them are the source's own
         self.copied: torch.Event | None = None
+        # Host memory that copies read, each in the one list that holds it for us.
+        self.borrowed: list[list[torch.UntypedStorage]] = []
         self.originals: list[Any] = []  # for `verify` alone, as is the next
         self.watched: list[Any] = []
         self.copies = copies
@@ -239,33 +241,26 @@ def _stage(
             torch.cat([part.view(-1) for part in parts], out=room)
         copies.queue(target, room)
         return
-    flat = [part.view(-1) for part in parts]
-    rest: Iterable[torch.Tensor] = flat
+    flat = deque(part.view(-1) for part in parts)
     start = 0
     for piece in pieces:
         room = piece.view(dtype)
-        fits, rest = _split_after(rest, room.numel())
-        torch.cat(fits, out=room)
+        torch.cat(_take(flat, room.numel()), out=room)
         copies.queue(target[start : start + room.numel()], room)
         start += room.numel()
 
 
-def _split_after(
-    flat: Iterable[torch.Tensor], count: int
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Part a list of flat tensors after `count` elements, within a tensor if need be."""
-    first: list[torch.Tensor] = []
-    second: list[torch.Tensor] = []
-    for part in flat:
-        if count >= part.numel():
-            first.append(part)
-        elif count > 0:
-            first.append(part[:count])
-            second.append(part[count:])
-        else:
-            second.append(part)
+def _take(flat: deque[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """The next `count` elements of flat tensors, parted within a tensor if need be."""
+    taken = []
+    while count > 0:
+        part = flat.popleft()
+        if part.numel() > count:
+            flat.appendleft(part[count:])
+            part = part[:count]
+        taken.append(part)
         count -= part.numel()
-    return first, second
+    return taken
 
 
 def _copy_alone(

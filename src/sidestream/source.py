@@ -108,11 +108,6 @@ class Source:
         return self.num_read == self._length and self._iterator is not None
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the iterator has been let go of."""
-        return self._iterator is None
-
-    @property
     def is_one_shot(self) -> bool:
         """Whether a batch that is read and not used would be lost."""
         return self._unused is not None
@@ -128,6 +123,8 @@ class Source:
             EndOfSource: After the last.
             BaseException: Whatever the source raises, with a note that names the batch.
         """
+        if self._iterator is None:
+            raise EndOfSource
         if self._num_batches is not None and self.num_read >= self._num_batches:
             self._start.cut_short(self._iterator)
             raise EndOfSource

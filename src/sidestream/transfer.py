@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -80,16 +80,6 @@ class Parcel:
     """What was copied, what it holds on the device, and all page-locked memory [bytes]."""
 
 
-@contextlib.contextmanager
-def naming(batch: Any, leaf: Any) -> Iterator[None]:
-    """Say in an error which leaf of the batch it was about."""
-    try:
-        yield
-    except BaseException as error:
-        name_leaf(error, batch, leaf)
-        raise
-
-
 def name_leaf(error: BaseException, batch: Any, leaf: Any) -> None:
     """Note on an error which leaf of the batch it was about."""
     annotate(error, f"moving {path_of(batch, leaf)}, a {type(leaf).__qualname__}")
@@ -149,7 +139,7 @@ def _may_hide_tensors(part: Any) -> bool:
 class PlainTransfer:
     """Moves with `to`, in whatever thread calls; the reference for what a batch looks like."""
 
-    timer = None
+    timer: StreamTimer | None = None
 
     def __init__(
         self, device: torch.device, transform: Transform | None, guard: ReuseGuard | None
@@ -190,7 +180,7 @@ class PlainTransfer:
         """Give memory back; none is held."""
 
 
-class StreamTransfer:
+class StreamTransfer(PlainTransfer):
     """Copies on a side stream of its own, out of page-locked slots, and leases what it made.
 
     Threads:
@@ -205,9 +195,7 @@ class StreamTransfer:
         guard: ReuseGuard | None,
         buffer_size: int,
     ) -> None:
-        self.device = device
-        self._transform = transform
-        self._guard = guard
+        super().__init__(device, transform, guard)
         self._records = True
         self._process = os.getpid()
         self._side = seam.new_stream(device)
@@ -288,11 +276,6 @@ class StreamTransfer:
             while self._borrowed and self._borrowed[0][0].query():
                 self._borrowed.popleft()
 
-    def end_pass(self) -> None:
-        """Keep nothing of the source's batches."""
-        if self._guard is not None:
-            self._guard.end_pass()
-
     def close(self) -> None:
         """Give page-locked memory back after its copies, and let all leases go."""
         if self._process != os.getpid():  # a forked child: the device is not its own
@@ -314,17 +297,16 @@ class StreamTransfer:
         copies = Copies(self._side if self.timer else None)
         moved = Moved(copies)
         layout = Layout()
-        holders: list[list[torch.UntypedStorage]] = []
         try:
             for leaf in leaves:
                 if not can_stage(leaf):
-                    self._move_itself(batch, leaf, holders, moved)
+                    self._move_itself(batch, leaf, moved)
                 elif not layout.add(leaf):
-                    self._sort_large(leaf, layout, holders, moved)
+                    self._sort_large(leaf, layout, moved)
         finally:  # also after an error: some copies may be queued
-            if holders:
+            if moved.borrowed:
                 with self._loading:
-                    self._borrowed.append((self._side.record_event(), holders))
+                    self._borrowed.append((self._side.record_event(), moved.borrowed))
         if layout.size_bytes:
             self._stage(layout, moved)
         elif copies.began:
@@ -366,46 +348,39 @@ class StreamTransfer:
             moved.storages.extend(on.storages)
         return batch
 
-    def _sort_large(
-        self,
-        leaf: torch.Tensor,
-        layout: Layout,
-        holders: list[list[torch.UntypedStorage]],
-        moved: Moved,
-    ) -> None:
+    def _sort_large(self, leaf: torch.Tensor, layout: Layout, moved: Moved) -> None:
         if leaf.numel() == 0:
             moved.note(leaf, torch.empty_like(leaf, device=self.device))
         elif leaf.is_pinned() and is_dense(leaf):
             moved.note(leaf, copy_direct(leaf, self.device, moved.copies))
-            holders.append([leaf.untyped_storage()])
+            moved.borrowed.append([leaf.untyped_storage()])
         elif 0 in leaf.stride() and repeats(leaf):
             self._move_expanded(leaf, moved)
         else:
             layout.add_alone(leaf)
 
-    def _move_itself(
-        self, batch: Any, leaf: Any, holders: list[list[torch.UntypedStorage]], moved: Moved
-    ) -> None:
+    def _move_itself(self, batch: Any, leaf: Any, moved: Moved) -> None:
         """Ask a leaf to move itself.
 
         Without `non_blocking`, unless it pins itself first: its memory is not ours to keep, and
         where it can be kept, the copies out of it tell which it is.
         """
         new: Any = leaf
-        with naming(batch, leaf):
+        try:
             if not isinstance(leaf, torch.Tensor):
-                new = self._ask_to_move(leaf, holders, moved)
+                new = self._ask_to_move(leaf, moved)
             elif leaf.device == self.device:
                 moved.shared = True
             else:
                 new = leaf.to(self.device)
+        except BaseException as error:
+            name_leaf(error, batch, leaf)
+            raise
         moved.leaves[id(leaf)] = new
         if isinstance(new, torch.Tensor):
             moved.storages.extend(storages_of(new, self.device))
 
-    def _ask_to_move(
-        self, leaf: Any, holders: list[list[torch.UntypedStorage]], moved: Moved
-    ) -> Any:
+    def _ask_to_move(self, leaf: Any, moved: Moved) -> Any:
         pinned = pinned_by_itself(leaf)
         if pinned is None:
             with RecordedAllocations(self.device) as recorded:
@@ -419,7 +394,7 @@ class StreamTransfer:
                 # Page-locked by the call above or by the user, and, where an object pinned only
                 # a part of itself, pageable: all are kept, and waited for where the source still
                 # holds them.
-                holders.extend([storage] for storage in copies.sources)
+                moved.borrowed.extend([storage] for storage in copies.sources)
         moved.storages.extend(copies.storages)
         return new
 
