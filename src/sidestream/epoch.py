@@ -30,6 +30,7 @@ from sidestream.context import ThreadState
 from sidestream.errors import annotate, as_raisable
 from sidestream.source import EndOfSource, Source, begin_thread, is_reading
 from sidestream.statistics import PassRecorder
+from sidestream.timing import named
 from sidestream.transfer import Parcel, PlainTransfer, StreamTransfer
 
 BatchT = TypeVar("BatchT")
@@ -123,7 +124,10 @@ class Epoch:
             )
         asked, waiting, timer = _clock(), self.num_waiting, self._transfer.timer
         mark = None if timer is None else timer.asked()
-        batch = self._next_inline() if self._channel is None else self._next_taken(self._channel)
+        with named("sidestream: next"):
+            batch = (
+                self._next_inline() if self._channel is None else self._next_taken(self._channel)
+            )
         number = self._recorder.delivered(asked, _clock(), waiting)
         if timer is not None and mark is not None:
             timer.delivered(self._recorder, number, mark)
@@ -351,7 +355,8 @@ def _load(
     """Load the batch that was read last."""
     began = _clock()
     try:
-        parcel = transfer.load(batch)
+        with named("sidestream: stage"):
+            parcel = transfer.load(batch)
         parcel.raw = batch if source.is_one_shot else None
         parcel.position = source.position
     except BaseException as error:

@@ -1,14 +1,18 @@
 """When the device came to what: events that are recorded now and read once it has been there.
 
+And names for what is done, shown to whoever profiles the program.
+
 Nothing here ever waits for the device. What it has not come to yet is left for the next look.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import threading
 from collections import deque
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -50,6 +54,25 @@ def record(stream: torch.Stream) -> torch.Event:
     event = torch.Event(device=stream.device, enable_timing=True)
     event.record(stream)
     return event
+
+
+def named(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Show what is done inside under a name, where somebody looks: torch.profiler, or Nsight.
+
+    The profiler sees the loader's thread only if it is told to look at all threads.
+    """
+    if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
+        return torch.profiler.record_function(name)
+    return torch.cuda.nvtx.range(name) if _nsight_looks() else _NOTHING
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+@functools.cache
+def _nsight_looks() -> bool:
+    # Set in the programs that Nsight Systems starts and whose NVTX ranges it collects.
+    return "NVTX_INJECTION64_PATH" in os.environ and torch.cuda.is_available()
 
 
 class StreamTimer:

@@ -22,7 +22,7 @@ CORE = sorted(PACKAGE.glob("*.py"))
 # resuming and every kind of batch came to it.
 CORE_LINES = 2435
 # What measures the loader has a limit of its own, and ends on no batch's way.
-MEASURING = {"statistics.py": 160, "timing.py": 70}
+MEASURING = {"statistics.py": 160, "timing.py": 80}
 
 
 def test_the_public_names() -> None:
