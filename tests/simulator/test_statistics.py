@@ -183,6 +183,22 @@ def test_what_is_no_copy_to_the_device_is_not_counted(simulator):
     assert seen.transfer_bytes == 3 * 16
 
 
+def test_what_the_dataset_copies_itself_is_reading(simulator):
+    class There(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return torch.zeros(4).to("sim")
+
+    measurement = Measurement(Limit(None))
+    with measuring(measurement):
+        list(DataLoader(There(), batch_size=None))
+    measurement.finish()
+    (seen,) = measurement.found.values()
+    assert (seen.num_steps, seen.transfer_bytes) == (3, 0)
+
+
 # ---- the timeline
 
 
