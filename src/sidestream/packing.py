@@ -54,7 +54,6 @@ class Moved:
         self.originals: list[Any] = []  # for `verify` alone, as is the next
         self.watched: list[Any] = []
         self.copies = copies
-        self.waited_s = 0.0  # for staging memory
 
     def num_bytes(self) -> int:
         """What it holds on the device, the source's own left out [bytes]."""
