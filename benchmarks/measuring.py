@@ -104,9 +104,7 @@ def truth(  # noqa: C901 - one case, told from its beginning to its end
 
     source: Any = Reading(read_s)
     if workers:
-        with warnings.catch_warnings():  # more workers than processors: they sleep
-            warnings.simplefilter("ignore", UserWarning)
-            source = DataLoader(Items(read_s), batch_size=None, num_workers=workers)
+        source = DataLoader(Items(read_s), batch_size=None, num_workers=workers)
     with simulator.settings(
         h2d_bytes_per_s=MEBIBYTE / link_s, detect_races=False, python_lines=False
     ):
@@ -301,6 +299,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # they sleep
     simulator.enable()
     cases, rounds = (CASES[:4], 5) if options.quick else (CASES, 15)
     predictions = PREDICTIONS[:2] if options.quick else PREDICTIONS

@@ -71,7 +71,8 @@ class LoaderStatistics:
     slowest stage, and loading costs it nothing. Near zero: the consumer is starved."""
 
     link_bytes_per_s: float | None = None
-    """What the copies ran at, on the device's clock [bytes/s]; None where that cannot be told.
+    """What the last copies ran at, on the device's clock [bytes/s], the median of up to 63: the
+    host may be held up between the two events around one. None where that cannot be told.
     Low beside what `sidestream bench` measures: many small copies, or the link is shared."""
 
     num_timed: int = 0
@@ -129,8 +130,9 @@ class _Sums:
         self.num_epochs = self.num_batches = self.num_bytes = self.num_steps = self.num_loaded = 0
         self.num_timed = self.peak_device_bytes = self.peak_staging_bytes = self.waiting = 0
         self.warm_up_s = self.elapsed_s = self.consumer_wait_s = self.source_wait_s = 0.0
-        self.staging_s = self.staging_wait_s = self.room_wait_s = self.link_bytes = 0.0
-        self.link_s = self.timed_s = self.stalled_s = 0.0
+        self.staging_s = self.staging_wait_s = self.room_wait_s = 0.0
+        self.timed_s = self.stalled_s = 0.0
+        self.rates: deque[float] = deque(maxlen=_NUM_RATES)
 
     def snapshot(self, epoch: LoaderStatistics | None) -> LoaderStatistics:
         """The values as they stand."""
@@ -138,13 +140,14 @@ class _Sums:
         return LoaderStatistics(
             **plain,
             mean_waiting=self.waiting / self.num_steps if self.num_steps else 0.0,
-            link_bytes_per_s=self.link_bytes / self.link_s if self.link_s else None,
+            link_bytes_per_s=sorted(self.rates)[len(self.rates) // 2] if self.rates else None,
             device_elapsed_s=self.timed_s if self.num_timed else None,
             device_wait_s=self.stalled_s if self.num_timed else None,
             epoch=epoch,
         )
 
 
+_NUM_RATES = 63
 _NAMES = frozenset(field.name for field in dataclasses.fields(LoaderStatistics))
 
 
@@ -283,5 +286,4 @@ class PassRecorder:
         """A copy's time on the device."""
         with self._lock:
             for sums in self._both:
-                sums.link_bytes += size_bytes
-                sums.link_s += copy_s
+                sums.rates.append(size_bytes / max(copy_s, 1e-9))
