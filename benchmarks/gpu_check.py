@@ -67,7 +67,7 @@ def parts(device: str) -> list[Part]:
         Part("sanitizer", (python, checked, "--sanitize"), 60, cuda_only=True),
         Part("overlap", _benchmark("overlap", device), 160, writes=True),
         Part("contract", (*pytest, "tests/contract"), 150, needs=needed),
-        Part("matrices", _benchmark("matrices", device), 45, writes=True),
+        Part("matrices", _benchmark("matrices", device), 60, writes=True),
     ]
     for name, limit_s in (("memory", 45), ("tensors", 40), ("bandwidth", 40), ("mnist", 45)):
         found.append(Part(name, _benchmark(name, device), limit_s, writes=True))
