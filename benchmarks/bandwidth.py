@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace) -> Any:
     found: dict[str, Any] = {"rounds": rounds, "link_bytes_per_s": link, "missing": missing}
     sizes: dict[str, Any] = {}
     for size_bytes in SIZES:
-        steps = FIRST + max(6, min(200, int(0.3 * link / size_bytes)))
+        steps = FIRST + max(6, min(200, int(0.3 * LINK_BYTES_PER_S / size_bytes)))
         runs = {
             one.name: functools.partial(epoch, target, one, size_bytes, steps) for one in there
         }

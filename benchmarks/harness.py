@@ -174,7 +174,10 @@ def _processor() -> str:
 def commit() -> str | None:
     """The commit that was measured, with a plus sign where files differ from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # a copy of the files, where there is no git
+        return None
     return found.stdout.strip() or None
 
 
