@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
+import gc
 import importlib.metadata
 import json
 import math
@@ -50,6 +52,8 @@ def by_turns(
     names = list(contenders)
     results: dict[str, list[ResultT]] = {name: [] for name in names}
     for number in range(warmup + rounds):
+        if number == warmup:
+            gc.freeze()  # what libraries have made lives on: collections need not look through it
         turned = names[number % len(names) :] + names[: number % len(names)]
         for name in turned if number % 2 == 0 else reversed(turned):
             result = contenders[name]()
@@ -106,6 +110,7 @@ def in_process(script: Path, *more: str) -> dict[str, Any]:
             check=False,
         )
         if ran.returncode:
+            sys.stderr.write(ran.stderr)
             last = (ran.stderr.strip().splitlines() or ["no output"])[-1]
             raise RuntimeError(f"{script.name} ended with {ran.returncode}: {last}")
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -169,7 +174,10 @@ def _processor() -> str:
 def commit() -> str | None:
     """The commit that was measured, with a plus sign where files differ from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # a copy of the files, where there is no git
+        return None
     return found.stdout.strip() or None
 
 
@@ -195,6 +203,7 @@ def run(
     """
     import torch
 
+    faulthandler.enable()  # a crash within a library must not go without a word
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller sizes")

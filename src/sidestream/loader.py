@@ -193,9 +193,8 @@ class AsynchronousLoader(Generic[BatchT]):
 
     def _find_set_epoch(self) -> Callable[[int], None]:
         data = self._data
-        takers = [data]
-        if not hasattr(data, "set_epoch"):
-            takers = [part for part in parts_of(data) if hasattr(part, "set_epoch")]
+        parts = [data] if hasattr(data, "set_epoch") else parts_of(data)
+        takers = [part for part in parts if hasattr(part, "set_epoch")]
         if not takers:
             raise AttributeError(
                 f"nothing in the {type(data).__name__} takes set_epoch: no sampler and no dataset"
@@ -245,8 +244,7 @@ class _Running:
             transfer = self._transfer(loader)
             self._make_room(data)
             start = Start(data, self._resume)
-            pinned = isinstance(transfer, StreamTransfer)
-            with inside_source(pinned=pinned), self._reading:
+            with inside_source(pinned=type(transfer) is StreamTransfer), self._reading:
                 iterator = start.open()
             for epoch in self._epochs:
                 if epoch.source.reads(iterator):

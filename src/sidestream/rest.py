@@ -58,14 +58,8 @@ class Watch:
 
     def _state(self) -> dict[str, Any]:
         """What the dataset may draw from here; a worker that is a thread has its own, too."""
-        state = random_state(self._dataset)
-        own = getattr(get_worker_info(), "rng", None)
-        if own is not None:
-            state["worker"] = [own.torch_generator.get_state(), own.random_generator.getstate()]
-            state["worker"] += [
-                str(own.numpy_generator and own.numpy_generator.bit_generator.state)
-            ]
-        return state
+        own = getattr(getattr(get_worker_info(), "rng", None), "states", list)
+        return random_state(self._dataset) | {"worker": own()}
 
 
 class _Rest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sidestream import AsynchronousLoader
-from support.sources import Counting, Raising, batch_of, numbers, plain
+from sidestream.channel import ChannelEnd
+from support.sources import LIMIT_S, Counting, Raising, batch_of, numbers, plain
 from support.waiting import Worker
 
 LENGTH = 5
@@ -253,6 +255,36 @@ def test_one_of_several_consumers_gets_the_error_and_the_others_the_end(
     outcomes = [worker.result() for worker in [Worker(collect, iterator) for _ in range(3)]]
     assert sorted(number for seen, _ in outcomes for number in seen) == [0, 1, 2, 3]
     assert [caught for _, caught in outcomes if caught is not None] == [error]
+
+
+def test_an_error_that_two_consumers_met_at_once_is_raised_in_one(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ValueError("for one of them")
+    iterator: Any = iter(AsynchronousLoader(Raising(error, 1), device))
+    next(iterator)
+    take, met, raised = (
+        iterator._epoch._channel.take,
+        threading.Barrier(2, timeout=LIMIT_S),
+        threading.Event(),
+    )
+
+    def take_and_meet() -> Any:
+        try:
+            return take()
+        except ChannelEnd:
+            if met.wait(LIMIT_S):  # the second goes on when the first has raised it
+                assert raised.wait(LIMIT_S)
+            raise
+
+    def consume() -> Any:
+        outcome = collect(iterator)
+        raised.set()
+        return outcome
+
+    monkeypatch.setattr(iterator._epoch._channel, "take", take_and_meet)
+    outcomes = [worker.result() for worker in [Worker(consume) for _ in range(2)]]
+    assert sorted(outcomes, key=str) == [([], None), ([], error)]
 
 
 class FailingItems(Dataset):

@@ -17,12 +17,14 @@ import sidestream
 from sidestream import device as seam
 
 PACKAGE = Path(sidestream.__file__).parent
-CORE = sorted(PACKAGE.glob("*.py"))
-# A ratchet, to be turned down only. The aim is 1,500: that is what the loader took before packing,
-# resuming and every kind of batch came to it.
-CORE_LINES = 2435
-# What measures the loader has a limit of its own, and ends on no batch's way.
-MEASURING = {"statistics.py": 160, "timing.py": 70}
+MODULES = sorted(PACKAGE.glob("*.py"))
+# The core is all that stands on the top level, but for what is like `diagnose`: the command line,
+# and the mode that checks every batch, which is imported where somebody asks for it.
+NOT_CORE = {"__main__.py", "verify.py"}
+# Its lines of code, without blanks, comments and docstrings. A ratchet, to be turned down only.
+# The aim is 1,500: that is what the loader took before packing, resuming, statistics and every
+# kind of batch came to it.
+CORE_LINES = 2565
 
 
 def test_the_public_names() -> None:
@@ -86,7 +88,7 @@ def test_every_public_thing_has_a_docstring(name: str) -> None:
 
 def test_every_module_and_every_public_definition_in_it_has_a_docstring() -> None:
     missing = []
-    for path in [*CORE, *sorted(PACKAGE.glob("threads/*.py"))]:
+    for path in [*MODULES, *sorted(PACKAGE.glob("threads/*.py"))]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
         missing += [
@@ -144,7 +146,7 @@ def test_import_needs_torch_and_the_standard_library_only() -> None:
 def test_the_check_of_the_import_can_fail(tmp_path: Path) -> None:
     copy = tmp_path / "sidestream"
     copy.mkdir()
-    for path in CORE:
+    for path in MODULES:
         (copy / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "an_extra.py").write_text("")
     with (copy / "errors.py").open("a", encoding="utf-8") as file:
@@ -195,11 +197,12 @@ def f():
 
 
 def test_the_core_stays_small() -> None:
-    lines = {path.name: code_lines(path.read_text(encoding="utf-8")) for path in CORE}
-    del lines["verify.py"]  # imported where a user asks for it, and nothing hangs on it
-    for name, limit in MEASURING.items():
-        assert lines.pop(name) < limit
-    assert sum(lines.values()) < CORE_LINES, lines
+    lines = {
+        path.name: code_lines(path.read_text(encoding="utf-8"))
+        for path in MODULES
+        if path.name not in NOT_CORE
+    }
+    assert sum(lines.values()) <= CORE_LINES, lines
 
 
 def test_this_torch_tells_who_holds_a_storage() -> None:

@@ -263,11 +263,17 @@ def _as_error(error: StopIteration, worker: int, number: int) -> RuntimeError:
 
 @dataclasses.dataclass(frozen=True)
 class _Generators:
-    """The random numbers of one worker; torch has a class like it from 2.13 on."""
+    """The random numbers of one worker; torch has a class with these fields from 2.13 on."""
 
     random_generator: random.Random
     torch_generator: torch.Generator
     numpy_generator: Any
+
+    def states(self) -> list[Any]:
+        """What they give next."""
+        numbers = self.numpy_generator
+        state = None if numbers is None else str(numbers.bit_generator.state)
+        return [self.torch_generator.get_state(), self.random_generator.getstate(), state]
 
 
 def _info(worker: int, num_workers: int, base_seed: int, dataset: Any) -> Any:
@@ -279,8 +285,7 @@ def _info(worker: int, num_workers: int, base_seed: int, dataset: Any) -> Any:
     seed = base_seed + worker
     numpy = sys.modules.get("numpy")
     state = torch_worker._generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
-    kind: Any = getattr(torch_worker, "_RNG", _Generators)
-    generators = kind(
+    generators = _Generators(
         random_generator=random.Random(seed),
         torch_generator=torch.Generator().manual_seed(seed),
         numpy_generator=None if numpy is None else numpy.random.default_rng(state),
