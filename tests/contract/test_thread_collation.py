@@ -252,7 +252,7 @@ def test_what_was_kept_long_is_not_kept_by_the_loader() -> None:
 def test_labels_that_are_kept_do_not_keep_the_images() -> None:
     class Both(Large):
         def __getitem__(self, index: int) -> Any:
-            return torch.full((128, 128), index), torch.full((16384,), index)
+            return torch.full((128, 128), index), torch.full((9000,), index)
 
     loader = ThreadDataLoader(Both(40), batch_size=2, num_workers=1, prefetch_factor=1)
     images, labels = set(), []

@@ -595,6 +595,19 @@ def test_a_copy_for_each_thread() -> None:
     assert got == list(range(10))
 
 
+def test_the_attributes_of_a_stream_are_each_worker_s_own() -> None:
+    both = threading.Barrier(2)
+
+    def init(worker_id: int) -> None:
+        part_of_range(worker_id)
+        both.wait(LIMIT_S)  # neither begins before both have set theirs
+
+    dataset = Range(0, 99)
+    got = list(ThreadDataLoader(dataset, num_workers=2, batch_size=5, worker_init_fn=init))
+    assert [batch.tolist() for batch in got] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert (dataset.start, dataset.end) == (0, 99)
+
+
 def test_one_dataset_for_all_threads() -> None:
     seen = set()
 
