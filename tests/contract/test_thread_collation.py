@@ -252,11 +252,11 @@ def test_what_was_kept_long_is_not_kept_by_the_loader() -> None:
 def test_labels_that_are_kept_do_not_keep_the_images() -> None:
     class Both(Large):
         def __getitem__(self, index: int) -> Any:
-            return torch.full((128, 128), index), torch.full((9000,), index)
+            return torch.full((9000,), index), torch.full((128, 128), index)
 
     loader = ThreadDataLoader(Both(40), batch_size=2, num_workers=1, prefetch_factor=1)
     images, labels = set(), []
-    for x, y in loader:
+    for y, x in loader:
         images.add(x.data_ptr())
         labels.append(y)
         del x
