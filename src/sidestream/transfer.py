@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -284,7 +285,9 @@ class StreamTransfer:
                 self._borrowed.popleft()[0].synchronize()
         self._leases.close()
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # closed before, and what closing calls may be gone
+            return
         with contextlib.suppress(AttributeError):  # of a construction that failed half-way
             self.close()
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -141,7 +142,9 @@ class VerifyingTransfer(StreamTransfer):
         if self._process == os.getpid():
             self._judge.pronounce(at_end=True)
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():
+            return
         try:
             self.close()
         except AttributeError:  # of a construction that failed half-way
