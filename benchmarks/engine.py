@@ -1,23 +1,19 @@
 """Staging, transfer and release on the simulated accelerator: how near to what is possible.
 
-    scripts/bench engine            all of it, about two minutes
-    scripts/bench engine --json F   also as JSON
+    scripts/bench engine            about a minute
 
 Every ratio is of two things measured in this run. Other programs on the machine disturb it.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import harness
 import torch
 
 import sidestream.simulator as simulator
@@ -25,6 +21,7 @@ from sidestream import AsynchronousLoader
 from sidestream.transfer import StreamTransfer
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
 MEBIBYTE = 1 << 20
@@ -119,7 +116,7 @@ def packing(count: int, size_bytes: int) -> dict[str, Any]:
     }
 
 
-def staging(size_bytes: int = 256 * MEBIBYTE) -> dict[str, Any]:
+def staging(size_bytes: int) -> dict[str, Any]:
     """Bytes per second into page-locked memory, against a plain copy with all threads."""
     source = torch.ones(size_bytes, dtype=torch.uint8)
     target = torch.empty(size_bytes, dtype=torch.uint8)
@@ -149,37 +146,10 @@ def staging(size_bytes: int = 256 * MEBIBYTE) -> dict[str, Any]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    return {
-        "cpus": os.cpu_count(),
-        "platform": platform.platform(terse=True),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": "simulated accelerator",
-    }
-
-
-def row(*cells: object) -> None:
-    """Print one row of a table."""
-    print("| " + " | ".join(str(cell) for cell in cells) + " |")
-
-
 def show(result: dict[str, Any]) -> None:
     """Print the result as Markdown tables."""
-    print(f"\n{result['machine']}\n")
-    row(
-        "read / copy / compute ms",
-        "consumer",
-        "24 steps ms",
-        "over ideal",
-        "plain loop over ideal",
-        "races",
-        "peak batches",
-    )
-    row(*["---"] * 7)
-    for one in result["overlap"]:
-        row(
+    rows = [
+        (
             f"{one['read_ms']} / {one['copy_ms']} / {one['compute_ms']}",
             "in step" if one["in_step"] else "ahead",
             f"{one['took_ms']:.0f}",
@@ -188,17 +158,23 @@ def show(result: dict[str, Any]) -> None:
             one["races"],
             f"{one['peak_batches']:.1f}",
         )
-    print()
-    row("small tensors", "one by one us", "packed us", "ratio", "one tensor of the same bytes us")
-    row(*["---"] * 5)
-    for one in result["packing"]:
-        row(
+        for one in result["overlap"]
+    ]
+    head = ("read / copy / compute ms", "consumer", "24 steps ms", "over ideal")
+    head += ("plain loop over ideal", "races", "peak batches")
+    print("\n".join(harness.table(head, rows)) + "\n")
+    rows = [
+        (
             f"{one['tensors']} of {one['size_bytes']} bytes",
             f"{one['one_by_one_us']:.0f}",
             f"{one['packed_us']:.0f}",
             f"{one['packed_over_one_by_one']:.2f}",
             f"{one['one_tensor_us']:.0f}",
         )
+        for one in result["packing"]
+    ]
+    head = ("small tensors", "one by one us", "packed us", "ratio")
+    print("\n".join(harness.table((*head, "one tensor of the same bytes us"), rows)))
     one = result["staging"]
     print(
         f"\nStaging {one['size_bytes'] >> 20} MiB: {one['staged_bytes_per_s'] / 1e9:.1f} GB/s, "
@@ -206,28 +182,21 @@ def show(result: dict[str, Any]) -> None:
     )
 
 
-def main() -> int:
-    """Measure, print, and write the JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="also write the result to this file")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> Any:
+    """Overlap, packing and staging."""
     simulator.enable()
     torch.set_num_threads(1)
     stages = [(0, 20, 20), (0, 10, 40), (0, 40, 10), (20, 20, 20)]
     result = {
-        "machine": machine(),
         "overlap": [
             overlap(*times, in_step=in_step) for times in stages for in_step in (False, True)
         ],
         "packing": [packing(*kind) for kind in ((64, 4096), (8, 4096), (500, 128))],
-        "staging": staging(),
+        "staging": staging((64 if options.quick else 256) * MEBIBYTE),
     }
     show(result)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    return result
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run("engine", measure, __doc__, devices=("sim",)))

@@ -3,23 +3,23 @@
 The read-ahead of a StatefulDataLoader is run with and without states, by turns in one process:
 without, the loader is given an object that passes everything on but the two state methods. Shown
 are the median of the rounds' ratios and the ratio of the shortest times, which other programs on
-the machine disturb less. Numbers of one run are compared with each other only.
+the machine disturb less.
 
-    python benchmarks/resume.py [--rounds 21]       (needs torchdata)
+    scripts/bench resume       needs torchdata
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -60,51 +60,43 @@ def seconds(loader: Any) -> float:
     return time.perf_counter() - start
 
 
-def compare(make: Any, rounds: int) -> dict[str, float]:
-    """The cost of states, with pairs of passes in alternating order."""
-    loaders = [AsynchronousLoader(Stateless(make()), "cpu"), AsynchronousLoader(make(), "cpu")]
-    for loader in loaders:
-        seconds(loader)
-    times: list[list[float]] = [[], []]
-    for number in range(rounds):
-        for which in (0, 1) if number % 2 else (1, 0):
-            times[which].append(seconds(loaders[which]))
-    ratios = [states / none for none, states in zip(*times, strict=True)]
+def compare(make: Any, rounds: int) -> dict[str, Any]:
+    """The cost of states."""
+    loaders = {
+        "without": AsynchronousLoader(Stateless(make()), "cpu"),
+        "with": AsynchronousLoader(make(), "cpu"),
+    }
+    times = harness.by_turns(
+        {name: functools.partial(seconds, loader) for name, loader in loaders.items()},
+        rounds=rounds,
+    )
     return {
-        "ms_a_batch": 1e3 * statistics.median(times[0]) / BATCHES,
-        "ratio": statistics.median(ratios),
-        "ratio_of_shortest": min(times[1]) / min(times[0]),
+        "ms_a_batch": 1e3 * statistics.median(times["without"]) / BATCHES,
+        "ratio": harness.ratios(times["with"], times["without"]),
+        "ratio_of_shortest": min(times["with"]) / min(times["without"]),
     }
 
 
-def main() -> None:
-    """Measure, print a table, and write it where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+def measure(options: argparse.Namespace) -> Any:
+    """With and without workers, with a state for every batch and for every tenth."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     images = Images()
     results = {}
     for workers, every in ((0, 1), (2, 1), (2, 10)):
-
-        def make(workers: int = workers, every: int = every) -> Any:
-            return StatefulDataLoader(
-                images,
-                batch_size=32,
-                shuffle=True,
-                num_workers=workers,
-                snapshot_every_n_steps=every,
-            )
-
+        make = functools.partial(
+            StatefulDataLoader,
+            images,
+            batch_size=32,
+            shuffle=True,
+            num_workers=workers,
+            snapshot_every_n_steps=every,
+        )
         name = f"{workers} workers, snapshot every {every}"
-        results[name] = compare(make, arguments.rounds)
-        print(f"{name:32}", *(f"{key} {value:.3f}" for key, value in results[name].items()))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+        results[name] = compare(make, 5 if options.quick else 21)
+        print(f"{name:32}", results[name])
+    return results
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run("resume", measure, __doc__))

@@ -2,10 +2,9 @@
 
 Both replace every tensor by one that is there already, so that only the walk is measured. The
 hand-written one knows tensors, dicts, lists and tuples, and nothing of aliases, other containers
-or errors. Rounds of the two alternate, and the median of the rounds' ratios is shown: numbers of
-one run are compared with each other only.
+or errors. Rounds of the two alternate, and the median of the rounds' ratios is shown.
 
-    scripts/bench walk [--rounds 41]
+    scripts/bench walk
 """
 
 from __future__ import annotations
@@ -13,14 +12,11 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
-import json
-import statistics
+import functools
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import harness
 import torch
 
 from sidestream.batch import movable_leaves, replace_leaves
@@ -86,41 +82,31 @@ KNOWN_BY_HAND = 6
 """How many of `batches` the hand-written recursion rebuilds as they are."""
 
 
-def seconds(walk: Callable[[Any, dict[int, Any]], Any], batch: Any, new: Any, count: int) -> float:
-    """Time of one walk [s]."""
-    start = time.perf_counter()
-    for _ in range(count):
-        walk(batch, new)
-    return (time.perf_counter() - start) / count
-
-
-def main() -> int:
-    """Print a line for each batch."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=41, help="rounds of each [rounds]")
-    parser.add_argument("--json", type=Path, help="also write the result to this file")
-    options = parser.parse_args()
-    rounds = options.rounds
-    result = {}
-    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {rounds} rounds")
-    print(f"{'batch':26} {'by hand us':>10} {'ours us':>8} {'ratio':>6}")
+def measure(options: argparse.Namespace) -> Any:
+    """The cost of each batch, and its ratio where both walks know the batch."""
+    result: dict[str, Any] = {}
+    rows = []
     for number, (name, batch) in enumerate(batches().items()):
         new = {id(leaf): torch.ones(2) for leaf in movable_leaves(batch)}
-        count = max(1, 2000 // (len(new) + 4))
-        known = number < KNOWN_BY_HAND
-        hand, own = [], []
-        for _ in range(rounds):
-            hand.append(seconds(by_hand, batch, new, count) if known else float("nan"))
-            own.append(seconds(ours, batch, new, count))
-        ratio = statistics.median(b / a for a, b in zip(hand, own, strict=True))
-        hand_us, own_us = statistics.median(hand) * 1e6, statistics.median(own) * 1e6
-        print(f"{name:26} {hand_us:10.1f} {own_us:8.1f} {ratio:6.2f}")
-        result[name] = {"own_us": own_us} | ({"ratio": ratio} if known else {})
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+        calls = max(1, 2000 // (len(new) + 4))
+        walks = {"ours": ours} | ({"by hand": by_hand} if number < KNOWN_BY_HAND else {})
+        times = harness.by_turns(
+            {
+                each: functools.partial(
+                    harness.seconds_a_call, functools.partial(walk, batch, new), calls=calls
+                )
+                for each, walk in walks.items()
+            },
+            rounds=11 if options.quick else 41,
+        )
+        result[name] = {each: harness.spread([1e6 * t for t in times[each]]) for each in times}
+        if "by hand" in times:
+            result[name]["ratio"] = harness.ratios(times["ours"], times["by hand"])
+        cells = [result[name].get(key, {}).get("median") for key in ("by hand", "ours", "ratio")]
+        rows.append((name, *(f"{cell:.2f}" if cell else "" for cell in cells)))
+    print("\n".join(harness.table(("batch", "by hand us", "ours us", "ratio"), rows)))
+    return result
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run("walk", measure, __doc__))

@@ -65,7 +65,7 @@ MUTATIONS = [
     Mutation(
         "epoch: an error once", "epoch.py",
         "self._error, None, True", "self._error, None, False",
-        "contract/test_errors.py -k arrives_as_itself_after",
+        f"{ERRORS} -k met_at_once",
     ),
     Mutation(
         "channel: a wait in a loop", "channel.py",
@@ -125,7 +125,8 @@ MUTATIONS = [
     ),
     Mutation(
         "epoch: room is given back", "epoch.py",
-        "            channel.release()\n", "", "contract/test_read_ahead.py -k one_more",
+        "                channel.release()\n", "                pass\n",
+        "contract/test_read_ahead.py -k one_more",
     ),
     Mutation(
         "context: grad mode", "context.py",
@@ -148,7 +149,7 @@ MUTATIONS = [
     ),
     Mutation(
         "batch: one object in two places (H13)", "batch.py",
-        "        done[key] = result\n", "", "unit/test_batch.py -k stays_one",
+        "        known[key] = result\n", "", "unit/test_batch.py -k stays_one",
     ),
     Mutation(
         "reuse: seen again (H9)", "reuse.py",

@@ -77,7 +77,7 @@ def path_of(batch: Any, wanted: Any) -> str:
 
 def parts_of(batch: Any, wanted: Callable[[Any], bool]) -> list[Any]:
     """List what is wanted of all that stands in a batch and is no container."""
-    found = _children(batch) if _role(type(batch)) in _CONTAINERS else None
+    found = _children(batch)
     if found is None:
         return [batch] if wanted(batch) else []
     return [part for child in found.values() for part in parts_of(child, wanted)]
@@ -91,15 +91,9 @@ def _cached(function: Callable[[type], ResultT]) -> Callable[[type], ResultT]:
     return functools.lru_cache(maxsize=1024)(function)
 
 
-class _Role(enum.Enum):
-    LEAF = "moved, or asked to move itself"
-    MAPPING = "children by key"
-    SEQUENCE = "children by index"
-    FIELDS = "children by field: dataclasses and attrs classes"
-    OPAQUE = "passes through"
-
-
-_CONTAINERS = (_Role.MAPPING, _Role.SEQUENCE, _Role.FIELDS)
+# A leaf is moved, or asked to move itself; the children of a container stand by key, by index or
+# by field, as in dataclasses and attrs classes; what is opaque passes through.
+_Role = enum.Enum("_Role", "LEAF MAPPING SEQUENCE FIELDS OPAQUE")
 
 
 @_cached
@@ -202,58 +196,47 @@ class _Rebuilding:
     """One walk that puts new leaves in their places."""
 
     def __init__(self, replacement: dict[int, Any]) -> None:
-        self._replacement = replacement
-        self._done: dict[int, Any] = {}  # each container once: what was one stays one
+        # What stands in the place of an object, by its identity: what was one stays one.
+        self._known = dict(replacement)
 
-    def renew(self, node: Any) -> Any:
+    def renew(self, node: Any) -> Any:  # noqa: C901 - one frame a container, for speed
         """What stands in the place of a node: itself where nothing in it changed."""
-        new = self._replacement.get(id(node), node)
-        if new is node and type(node) not in _NOT_REPLACED:
-            return self._rebuild(node)
-        return new
-
-    def _rebuild(self, node: Any) -> Any:  # noqa: C901 - one frame a container, for speed
+        known = self._known
         key = id(node)
-        done = self._done
-        if key in done:
-            return done[key]
-        done[key] = node  # an attribute may lead back here
+        if key in known:
+            return known[key]
+        known[key] = node  # an attribute may lead back here
         kind = type(node)
-        get = self._replacement.get
+        get = known.get
         result: Any = node
-        if kind is dict:
-            items: dict[Any, Any] = {}
-            for name, child in node.items():
-                new = get(id(child), child)
-                if new is child and type(child) not in _NOT_REPLACED:
-                    new = self._rebuild(child)
-                if new is not child:
-                    result = items
-                items[name] = new
-        elif kind is list or kind is tuple:
+        if kind is list or kind is tuple:
             row: list[Any] = []
             for child in node:
                 new = get(id(child), child)
                 if new is child and type(child) not in _NOT_REPLACED:
-                    new = self._rebuild(child)
+                    new = self.renew(child)
                 if new is not child:
                     result = row
                 row.append(new)
             if result is row:
                 result = kind(row)
-        elif _role(kind) in _CONTAINERS:
-            result = self._rebuild_by_role(node)
-        done[key] = result
+        else:
+            items: dict[Any, Any] = {}
+            children = node if kind is dict else _children(node) or items
+            for name, child in children.items():
+                new = get(id(child), child)
+                if new is child and type(child) not in _NOT_REPLACED:
+                    new = self.renew(child)
+                if new is not child:
+                    result = items
+                items[name] = new
+            if result is items and children is not node:
+                result = self._anew(node, items)
+        known[key] = result
         return result
 
-    def _rebuild_by_role(self, node: Any) -> Any:
-        """A container of a class of its own."""
-        children = _children(node)
-        if children is None:
-            return node
-        new = {key: self.renew(child) for key, child in children.items()}
-        if _same(new, children):
-            return node
+    def _anew(self, node: Any, new: dict[Any, Any]) -> Any:
+        """A container of a class of its own with new children."""
         cause: Exception | None = None
         for way in [_by_new] if isinstance(node, tuple) else [_by_copy, _by_constructor]:
             try:

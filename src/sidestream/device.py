@@ -108,6 +108,15 @@ def new_stream(device: torch.device) -> torch.Stream:
     return torch.Stream(device=device)
 
 
+def keeps_time(stream: torch.Stream) -> bool:
+    """Whether events of the stream's device can tell the time between two of them."""
+    try:
+        torch.Event(device=stream.device, enable_timing=True).record(stream)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
 def current_stream(device: torch.device) -> torch.Stream:
     """The stream that is current in the calling thread."""
     return torch.accelerator.current_stream(device)

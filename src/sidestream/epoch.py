@@ -29,7 +29,7 @@ from sidestream.channel import Channel, ChannelEnd
 from sidestream.context import ThreadState
 from sidestream.errors import annotate, as_raisable
 from sidestream.source import EndOfSource, Source, begin_thread, is_reading
-from sidestream.statistics import Recorder
+from sidestream.statistics import PassRecorder
 from sidestream.transfer import Parcel, PlainTransfer, StreamTransfer
 
 BatchT = TypeVar("BatchT")
@@ -52,6 +52,7 @@ short enough not to be taken for a hang."""
 _AGAIN_S = 0.05
 """When a Ctrl-C that came during a finalizer comes again [s]: after the finalizer."""
 
+_clock = time.perf_counter
 _numbers = itertools.count()
 _alive: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
@@ -71,7 +72,7 @@ class Epoch:
     """
 
     def __init__(
-        self, source: Source, transfer: Transfer, buffer_size: int, recorder: Recorder
+        self, source: Source, transfer: Transfer, buffer_size: int, recorder: PassRecorder
     ) -> None:
         self.source = source
         self._transfer = transfer
@@ -80,7 +81,7 @@ class Epoch:
         self._state = ThreadState()
         self._process = os.getpid()
         self._starting = threading.RLock()
-        self._first: deque[Any] = deque()  # the first batch, until a thread has it
+        self._first: deque[Any] = deque()  # a batch read here, until it is moved or handed on
         self._begun = False
         self._threads: list[threading.Thread] = []
         self._running = False
@@ -120,9 +121,12 @@ class Epoch:
                 f"this iterator belongs to process {self._process}, where its thread is; "
                 f"call iter() on the loader again in process {os.getpid()}"
             )
-        start = time.perf_counter()
+        asked, waiting, timer = _clock(), self.num_waiting, self._transfer.timer
+        mark = None if timer is None else timer.asked()
         batch = self._next_inline() if self._channel is None else self._next_taken(self._channel)
-        self._recorder.add(num_batches=1, consumer_wait_s=time.perf_counter() - start)
+        number = self._recorder.delivered(asked, _clock(), waiting)
+        if timer is not None and mark is not None:
+            timer.delivered(self._recorder, number, mark)
         return batch
 
     def stop(self, reason: str = "") -> None:
@@ -179,26 +183,14 @@ class Epoch:
     def _next_inline(self) -> Any:
         with self._starting:
             if self._over is not None:
-                self._raise_over()
-            try:
-                with self._transfer.reading():
-                    start = time.perf_counter()
-                    batch = self.source.read()
-                    self._recorder.add(source_wait_s=time.perf_counter() - start)
-            except EndOfSource:
-                self.position = self.source.position
-                self.close()
-                raise StopIteration from None
-            except BaseException:
-                if self.source.has_failed:
-                    self.close()
-                raise
+                raise RuntimeError(self._over) if self._over else StopIteration
+            if not self._first:
+                self._read()
+            batch = self._first.popleft()
         try:
             with self._transfer.reading():
-                parcel = _load(self._transfer, self.source, batch)
-            batch = self._transfer.hand_over(parcel)
-            self.position = self.source.position
-            return batch
+                parcel = _load(self._transfer, self.source, batch, self._recorder, _clock())
+            return self._deliver(parcel)
         except StopIteration as error:
             self.close()
             raise as_raisable(error) from error
@@ -217,19 +209,11 @@ class Epoch:
                     self._error = end.error
         else:
             try:
-                batch = self._transfer.hand_over(parcel)
+                return self._deliver(parcel)
             finally:
                 channel.release()
-            self.position = parcel.position
-            return batch
         if self._error is None:
-            if self._over is not None:
-                self._raise_over()
-            if not self.source.has_ended:
-                return self._next_inline()
-            self.position = self.source.position
-            self.close()
-            raise StopIteration
+            return self._next_inline()
         # Kept until here: an exception from outside during the close must not take its place.
         self.close()
         with self._starting:
@@ -241,10 +225,10 @@ class Epoch:
         finally:
             del error  # a frame that holds its own traceback is a cycle
 
-    def _raise_over(self) -> NoReturn:
-        if self._over:
-            raise RuntimeError(self._over)
-        raise StopIteration
+    def _deliver(self, parcel: Parcel) -> Any:
+        batch = self._transfer.hand_over(parcel)
+        self.position = parcel.position
+        return batch
 
     def _start(self, channel: Channel[Parcel]) -> None:
         """Read the first batch here, in the caller's thread, and leave the rest to another.
@@ -256,21 +240,16 @@ class Epoch:
             if self._running or self._over is not None:
                 return
             if not self._begun:
-                self._read_first()
+                self._transfer.follow_caller()
+                self._read()
             # An exception from outside, Ctrl-C for one, may come at any point of a start. Then it
             # is tried again at the next call, and whichever thread takes the first batch is it.
             if not any(one.ident is not None for one in self._threads):
+                parts = (self.source, self._transfer, channel, self._recorder, self._first)
                 thread = threading.Thread(
                     name=f"sidestream-epoch-{next(_numbers)}",
                     target=self._state.run,
-                    args=(
-                        _produce,
-                        self.source,
-                        self._transfer,
-                        channel,
-                        self._recorder,
-                        self._first,
-                    ),
+                    args=(_produce, *parts),
                     # Not waited for at exit before the handler below has told it to end.
                     daemon=True,
                 )
@@ -278,14 +257,14 @@ class Epoch:
                 thread.start()
             self._running = True
 
-    def _read_first(self) -> None:
+    def _read(self) -> None:
+        """Read a batch in the caller's thread; end the pass where the source does."""
         try:
-            self._transfer.follow_caller()
             with self._transfer.reading():
-                start = time.perf_counter()
+                began = _clock()
                 self._first.append(self.source.read())
                 self._begun = True
-                self._recorder.add(source_wait_s=time.perf_counter() - start)
+                self._recorder.read(began, _clock())
         except EndOfSource:
             self.position = self.source.position
             self.close()
@@ -296,9 +275,7 @@ class Epoch:
             raise
 
     def _collect_unused(self) -> None:
-        if self._channel is None:
-            return
-        parcels, error = self._channel.drain()
+        parcels, error = ([], None) if self._channel is None else self._channel.drain()
         raws = [parcel.raw for parcel in parcels]
         while self._first:
             raws.append(self._first.popleft())
@@ -341,24 +318,30 @@ class EpochIterator(Generic[BatchT]):
         raise TypeError("a pass under way cannot be copied or pickled; the loader can")
 
 
-def _load(transfer: Transfer, source: Source, batch: Any) -> Parcel:
+def _load(
+    transfer: Transfer, source: Source, batch: Any, recorder: PassRecorder, asked: float
+) -> Parcel:
     """Load the batch that was read last."""
+    began = _clock()
     try:
         parcel = transfer.load(batch)
         parcel.raw = batch if source.is_one_shot else None
         parcel.position = source.position
-        return parcel
     except BaseException as error:
         number = source.num_read - 1
         annotate(error, f"raised on the way to {transfer.device}, moving batch {number}")
         raise
+    number = recorder.loaded(asked, began, _clock(), waited=parcel.waited_s, sizes=parcel.sizes)
+    if transfer.timer is not None and parcel.copies is not None:
+        transfer.timer.loaded(recorder, number, parcel.copies)
+    return parcel
 
 
 def _produce(
     source: Source,
     transfer: Transfer,
     channel: Channel[Parcel],
-    recorder: Recorder,
+    recorder: PassRecorder,
     first: deque[Any],
 ) -> None:
     """The body of the loader's thread: load the batch given, then read and load until the end.
@@ -367,7 +350,6 @@ def _produce(
     its device memory is allocated after.
     """
     error: BaseException | None = None
-    clock = time.perf_counter
     begin_thread()
     try:
         batch = first.popleft()
@@ -376,23 +358,19 @@ def _produce(
     try:
         with transfer.reading():
             while True:
-                started = clock()
+                asked = _clock()
                 if not channel.reserve():
                     source.give_back([batch])
                     break
-                reserved = clock()
-                channel.put(_load(transfer, source, batch))
+                channel.put(_load(transfer, source, batch, recorder, asked))
                 del batch  # nothing of it may be held while the next one is read
                 if source.is_at_length:
                     break
-                loaded = clock()
+                loaded = _clock()
                 transfer.wait_for_sources()
+                began = _clock()
                 batch = source.read()
-                recorder.add(
-                    room_wait_s=reserved - started,
-                    transfer_s=loaded - reserved,
-                    source_wait_s=clock() - loaded,
-                )
+                recorder.read(began, _clock(), began - loaded)
     except EndOfSource:
         pass
     except BaseException as raised:  # noqa: BLE001 - this is where they all are caught

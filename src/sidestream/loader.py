@@ -159,7 +159,7 @@ class AsynchronousLoader(Generic[BatchT]):
 
     def statistics(self) -> LoaderStatistics:
         """What the loader has done so far."""
-        return self._run_here().recorder.snapshot()
+        return self._run_here().statistics()
 
     def __repr__(self) -> str:
         device = "None" if self._device is None else f'"{self._device}"'
@@ -193,9 +193,8 @@ class AsynchronousLoader(Generic[BatchT]):
 
     def _find_set_epoch(self) -> Callable[[int], None]:
         data = self._data
-        takers = [data]
-        if not hasattr(data, "set_epoch"):
-            takers = [part for part in parts_of(data) if hasattr(part, "set_epoch")]
+        parts = [data] if hasattr(data, "set_epoch") else parts_of(data)
+        takers = [part for part in parts if hasattr(part, "set_epoch")]
         if not takers:
             raise AttributeError(
                 f"nothing in the {type(data).__name__} takes set_epoch: no sampler and no dataset"
@@ -245,7 +244,8 @@ class _Running:
             transfer = self._transfer(loader)
             self._make_room(data)
             start = Start(data, self._resume)
-            with inside_source(), self._reading:
+            pinned = isinstance(transfer, StreamTransfer)
+            with inside_source(pinned=pinned), self._reading:
                 iterator = start.open()
             for epoch in self._epochs:
                 if epoch.source.reads(iterator):
@@ -258,11 +258,10 @@ class _Running:
                 self._reading,
                 self._unused if _is_one_shot(iterator, data) else None,
             )
-            epoch = Epoch(source, transfer, loader._buffer_size, self.recorder)
+            epoch = Epoch(source, transfer, loader._buffer_size, self.recorder.begin_pass())
             self._epochs.append(epoch)
             self._latest = start, epoch
             self._resume = None
-            self.recorder.add(num_epochs=1)
             return epoch
 
     def state_dict(self, data: Any) -> dict[str, Any]:
@@ -291,6 +290,13 @@ class _Running:
                 self._reading.release()
             self._unused = deque()  # an old pass may still give something back to the other
             self._resume = state
+
+    def statistics(self) -> LoaderStatistics:
+        """The counters, with what the device has come to."""
+        for transfer in list(self._transfers.values()):
+            if transfer.timer is not None:
+                transfer.timer.look()
+        return self.recorder.snapshot()
 
     @property
     def num_waiting(self) -> int:

@@ -10,12 +10,13 @@ All of it runs in the loader's thread with the side stream current. Knows no eve
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections import deque
 from typing import Any
 
 import torch
 
 from sidestream.staging import Slot
+from sidestream.timing import Copies
 
 # Tensors up to this size [bytes] are packed; docs/tuning.md has the measurement.
 PACK_LIMIT_BYTES = 64 * 1024
@@ -43,13 +44,23 @@ _PACKABLE = frozenset(
 class Moved:
     """What became of a batch's leaves, and the memory it lies in."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies: Copies) -> None:
         self.leaves: dict[int, Any] = {}
         self.storages: list[torch.UntypedStorage] = []
         self.shared = False  # whether some of them are the source's own
         self.copied: torch.Event | None = None
+        # Host memory that copies read, each in the one list that holds it for us.
+        self.borrowed: list[list[torch.UntypedStorage]] = []
         self.originals: list[Any] = []  # for `verify` alone, as is the next
         self.watched: list[Any] = []
+        self.copies = copies
+        self.waited_s = 0.0  # for staging memory
+
+    def num_bytes(self) -> int:
+        """What it holds on the device, the source's own left out [bytes]."""
+        if self.shared:
+            return self.copies.num_bytes
+        return sum({one._cdata: one.nbytes() for one in self.storages}.values())
 
     def note(self, leaf: torch.Tensor, new: torch.Tensor) -> None:
         """Note a tensor that lies in a storage of its own."""
@@ -100,10 +111,10 @@ def without_repeats(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.as_strided(shape, leaf.stride())
 
 
-def copy_direct(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+def copy_direct(leaf: torch.Tensor, device: torch.device, copies: Copies) -> torch.Tensor:
     """Queue the copy of a dense page-locked tensor; it must live until the copy has ended."""
     target = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device)
-    return target.copy_(leaf, non_blocking=True)
+    return copies.queue(target, leaf)
 
 
 class _Group:
@@ -117,7 +128,13 @@ class _Group:
         self.gaps = False  # whether any of them needs padding to the alignment
         self.shape: torch.Size | None = shape  # of all of them, if it is the same
 
-    def stage(self, dtype: torch.dtype, pieces: list[torch.Tensor], target: torch.Tensor) -> Any:
+    def stage(
+        self,
+        dtype: torch.dtype,
+        pieces: list[torch.Tensor],
+        target: torch.Tensor,
+        copies: Copies,
+    ) -> Any:
         """Write the tensors into page-locked pieces, queue the copies, and part the target.
 
         Tensors of one shape are joined and parted by one call each, the others by one call that
@@ -127,10 +144,10 @@ class _Group:
             room = pieces[0].view(dtype)
             shape = (len(self.leaves), *self.shape)
             torch.stack(self.leaves, out=room.view(shape))
-            target.copy_(room, non_blocking=True)
+            copies.queue(target, room)
             return zip(self.leaves, target.view(shape).unbind(0), strict=True)
         parts = _with_padding(self.leaves) if self.gaps else self.leaves
-        _stage(parts, pieces, target, dtype)
+        _stage(parts, pieces, target, copies)
         outs = torch._C._nn.unflatten_dense_tensors(target, parts)
         return zip(parts, outs, strict=True)
 
@@ -172,14 +189,15 @@ class Layout:
         """Stage everything in a slot, queue the copies, and note what was made of each tensor."""
         self._copy_packed(slot, device, moved)
         for leaf in self._alone:
-            moved.note(leaf, _copy_alone(leaf, slot, device))
+            moved.note(leaf, _copy_alone(leaf, slot, device, moved.copies))
 
     def _copy_packed(self, slot: Slot, device: torch.device, moved: Moved) -> None:
         for dtype, group in self._packed.items():
             # One block for each type: compilers do not stand views of several types on one.
             target = torch.empty(group.size_bytes // dtype.itemsize, dtype=dtype, device=device)
             moved.storages.append(target.untyped_storage())
-            for leaf, out in group.stage(dtype, slot.take(group.size_bytes), target):
+            pieces = slot.take(group.size_bytes)
+            for leaf, out in group.stage(dtype, pieces, target, moved.copies):
                 out = out.data  # with a version counter of its own (H7)
                 if out.stride() != leaf.stride():  # sizes of 1 may have any stride
                     out = out.as_strided(leaf.shape, leaf.stride())
@@ -211,54 +229,50 @@ def _stage(
     parts: list[torch.Tensor],
     pieces: list[torch.Tensor],
     target: torch.Tensor,
-    dtype: torch.dtype,
+    copies: Copies,
 ) -> None:
     """Write small tensors one behind the other into page-locked pieces and queue the copies."""
+    dtype = target.dtype
     if len(pieces) == 1:
         room = pieces[0].view(dtype)
         if room.nbytes <= FLATTEN_LIMIT_BYTES:
             room.copy_(torch._C._nn.flatten_dense_tensors(parts))
         else:
             torch.cat([part.view(-1) for part in parts], out=room)
-        target.copy_(room, non_blocking=True)
+        copies.queue(target, room)
         return
-    flat = [part.view(-1) for part in parts]
-    rest: Iterable[torch.Tensor] = flat
+    flat = deque(part.view(-1) for part in parts)
     start = 0
     for piece in pieces:
         room = piece.view(dtype)
-        fits, rest = _split_after(rest, room.numel())
-        torch.cat(fits, out=room)
-        target[start : start + room.numel()].copy_(room, non_blocking=True)
+        torch.cat(_take(flat, room.numel()), out=room)
+        copies.queue(target[start : start + room.numel()], room)
         start += room.numel()
 
 
-def _split_after(
-    flat: Iterable[torch.Tensor], count: int
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Part a list of flat tensors after `count` elements, within a tensor if need be."""
-    first: list[torch.Tensor] = []
-    second: list[torch.Tensor] = []
-    for part in flat:
-        if count >= part.numel():
-            first.append(part)
-        elif count > 0:
-            first.append(part[:count])
-            second.append(part[count:])
-        else:
-            second.append(part)
+def _take(flat: deque[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """The next `count` elements of flat tensors, parted within a tensor if need be."""
+    taken = []
+    while count > 0:
+        part = flat.popleft()
+        if part.numel() > count:
+            flat.appendleft(part[count:])
+            part = part[:count]
+        taken.append(part)
         count -= part.numel()
-    return first, second
+    return taken
 
 
-def _copy_alone(leaf: torch.Tensor, slot: Slot, device: torch.device) -> torch.Tensor:
+def _copy_alone(
+    leaf: torch.Tensor, slot: Slot, device: torch.device, copies: Copies
+) -> torch.Tensor:
     stride = target_stride(leaf)
     target = torch.empty_strided(leaf.shape, stride, dtype=leaf.dtype, device=device)
     pieces = slot.take(_aligned(leaf.nbytes))
     if len(pieces) == 1 and leaf.nbytes <= CHUNK_BYTES:
         room = pieces[0][: leaf.nbytes].view(leaf.dtype).as_strided(leaf.shape, stride)
         room.copy_(leaf)
-        return target.copy_(room, non_blocking=True)
+        return copies.queue(target, room)
     if stride != leaf.stride():
         leaf = torch.empty_strided(leaf.shape, stride, dtype=leaf.dtype, device="cpu").copy_(leaf)
     source, into = _bytes_of(leaf), _bytes_of(target)
@@ -268,7 +282,7 @@ def _copy_alone(leaf: torch.Tensor, slot: Slot, device: torch.device) -> torch.T
             chunk = chunk[: source.numel() - start]  # the last is shorter by the alignment
             end = start + chunk.numel()
             chunk.copy_(source[start:end])
-            into[start:end].copy_(chunk, non_blocking=True)
+            copies.queue(into[start:end], chunk)
             start = end
     return target
 

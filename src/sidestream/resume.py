@@ -161,7 +161,7 @@ class Start:
         self._taken = state, num_batches
         self._unpaid_s = (time.perf_counter() - started) / STATE_SHARE
 
-    def cut_short(self, iterator: Any) -> None:
+    def cut_short(self, iterator: Iterator[Any]) -> None:
         """Note that the pass was ended by its bound and not by its source.
 
         The next pass begins anew, unless the source is a stream that goes on where it was left.

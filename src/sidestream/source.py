@@ -28,13 +28,24 @@ def begin_thread() -> None:
 
 
 @contextlib.contextmanager
-def inside_source() -> Iterator[None]:
-    """Say so while code of the source's runs, or may be waited for, in the calling thread."""
+def inside_source(*, pinned: bool = False) -> Iterator[None]:
+    """Say so while code of the source's runs, or may be waited for, in the calling thread.
+
+    Args:
+        pinned: Whether tensors that arrive page-locked are copied from where they are.
+    """
     _reading.depth = getattr(_reading, "depth", 0) + 1
+    outer, _reading.pinned = getattr(_reading, "pinned", False), pinned
     try:
         yield
     finally:
         _reading.depth -= 1
+        _reading.pinned = outer
+
+
+def copies_from_pinned() -> bool:
+    """Whether a loader that copies page-locked tensors from where they are opens its source."""
+    return getattr(_reading, "pinned", False)
 
 
 def is_reading() -> bool:
@@ -97,11 +108,6 @@ class Source:
         return self.num_read == self._length and self._iterator is not None
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the iterator has been let go of."""
-        return self._iterator is None
-
-    @property
     def is_one_shot(self) -> bool:
         """Whether a batch that is read and not used would be lost."""
         return self._unused is not None
@@ -117,6 +123,8 @@ class Source:
             EndOfSource: After the last.
             BaseException: Whatever the source raises, with a note that names the batch.
         """
+        if self._iterator is None:
+            raise EndOfSource
         if self._num_batches is not None and self.num_read >= self._num_batches:
             self._start.cut_short(self._iterator)
             raise EndOfSource

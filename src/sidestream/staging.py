@@ -108,11 +108,6 @@ class Slot:
         self._copy = copy
         self.state = State.IN_FLIGHT
 
-    def cancel(self) -> None:
-        """Give up filling: no copy reads the slot."""
-        assert self.state is State.FILLING, self.state
-        self.state = State.FREE
-
     def is_free(self) -> bool:
         """Whether it may be filled again, as far as can be told without waiting."""
         if self.state is State.IN_FLIGHT and self._copy is not None and self._copy.query():

@@ -15,9 +15,10 @@ import inspect
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -39,6 +40,7 @@ from sidestream.release import Leases
 from sidestream.reuse import ReuseGuard
 from sidestream.staging import StagingPool
 from sidestream.storages import RecordedAllocations, RecordedCopies, storages_of
+from sidestream.timing import Copies, StreamTimer, record
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -71,16 +73,11 @@ class Parcel:
     """Whether some of the memory is the source's own."""
     position: Any = None
     """Where the pass stands once this batch is delivered."""
-
-
-@contextlib.contextmanager
-def naming(batch: Any, leaf: Any) -> Iterator[None]:
-    """Say in an error which leaf of the batch it was about."""
-    try:
-        yield
-    except BaseException as error:
-        name_leaf(error, batch, leaf)
-        raise
+    copies: Copies | None = None
+    waited_s: float = 0.0
+    """How long staging memory was waited for [s]."""
+    sizes: tuple[int, int, int] = (0, 0, 0)
+    """What was copied, what it holds on the device, and all page-locked memory [bytes]."""
 
 
 def name_leaf(error: BaseException, batch: Any, leaf: Any) -> None:
@@ -142,6 +139,8 @@ def _may_hide_tensors(part: Any) -> bool:
 class PlainTransfer:
     """Moves with `to`, in whatever thread calls; the reference for what a batch looks like."""
 
+    timer: StreamTimer | None = None
+
     def __init__(
         self, device: torch.device, transform: Transform | None, guard: ReuseGuard | None
     ) -> None:
@@ -181,7 +180,7 @@ class PlainTransfer:
         """Give memory back; none is held."""
 
 
-class StreamTransfer:
+class StreamTransfer(PlainTransfer):
     """Copies on a side stream of its own, out of page-locked slots, and leases what it made.
 
     Threads:
@@ -196,12 +195,11 @@ class StreamTransfer:
         guard: ReuseGuard | None,
         buffer_size: int,
     ) -> None:
-        self.device = device
-        self._transform = transform
-        self._guard = guard
+        super().__init__(device, transform, guard)
         self._records = True
         self._process = os.getpid()
         self._side = seam.new_stream(device)
+        self.timer = StreamTimer(device) if seam.keeps_time(self._side) else None
         self._leases = Leases(device, self._side)
         self._loading = threading.RLock()
         self._pool = StagingPool(buffer_size + 1, seam.pinned_bytes)
@@ -246,8 +244,16 @@ class StreamTransfer:
 
     def _parcel(self, batch: Any, moved: Moved) -> Parcel:
         # Always an event: the source may have queued work for what only the user can find.
-        ready = moved.copied or self._side.record_event()
-        return Parcel(batch, ready, moved.storages, None, moved.shared)
+        return Parcel(
+            batch,
+            moved.copied or self._side.record_event(),
+            moved.storages,
+            None,
+            moved.shared,
+            copies=moved.copies,
+            waited_s=moved.waited_s,
+            sizes=(moved.copies.num_bytes, moved.num_bytes(), self._pool.size_bytes),
+        )
 
     def hand_over(self, parcel: Parcel) -> Any:
         """Make the consumer's current stream wait for the batch's copies, and never the host."""
@@ -270,11 +276,6 @@ class StreamTransfer:
             while self._borrowed and self._borrowed[0][0].query():
                 self._borrowed.popleft()
 
-    def end_pass(self) -> None:
-        """Keep nothing of the source's batches."""
-        if self._guard is not None:
-            self._guard.end_pass()
-
     def close(self) -> None:
         """Give page-locked memory back after its copies, and let all leases go."""
         if self._process != os.getpid():  # a forked child: the device is not its own
@@ -293,27 +294,32 @@ class StreamTransfer:
 
     def _move(self, batch: Any, leaves: list[Any]) -> Moved:
         """Queue the copies of all leaves."""
-        moved = Moved()
+        copies = Copies(self._side if self.timer else None)
+        moved = Moved(copies)
         layout = Layout()
-        holders: list[list[torch.UntypedStorage]] = []
         try:
             for leaf in leaves:
                 if not can_stage(leaf):
-                    self._move_itself(batch, leaf, holders, moved)
+                    self._move_itself(batch, leaf, moved)
                 elif not layout.add(leaf):
-                    self._sort_large(leaf, layout, holders, moved)
+                    self._sort_large(leaf, layout, moved)
         finally:  # also after an error: some copies may be queued
-            if holders:
+            if moved.borrowed:
                 with self._loading:
-                    self._borrowed.append((self._side.record_event(), holders))
+                    self._borrowed.append((self._side.record_event(), moved.borrowed))
         if layout.size_bytes:
             self._stage(layout, moved)
+        elif copies.began:
+            moved.copied = record(self._side)
+        copies.ended = moved.copied
         return moved
 
     def _stage(self, layout: Layout, moved: Moved) -> None:
         """Stage and copy what needs it. No code of the user's runs under the lock."""
         with self._loading:
+            asked = time.perf_counter()
             slot = self._pool.acquire(layout.size_bytes)
+            moved.waited_s += time.perf_counter() - asked
             try:
                 if torch.is_autocast_enabled("cpu"):  # joining tensors would change their types
                     with torch.autocast("cpu", enabled=False):
@@ -321,7 +327,7 @@ class StreamTransfer:
                 else:
                     layout.copy(slot, self.device, moved)
             finally:  # also after an error
-                moved.copied = self._side.record_event()
+                moved.copied = record(self._side) if self.timer else self._side.record_event()
                 slot.submit(moved.copied)
 
     def _transformed(self, batch: Any, transform: Transform, moved: Moved) -> Any:
@@ -342,46 +348,39 @@ class StreamTransfer:
             moved.storages.extend(on.storages)
         return batch
 
-    def _sort_large(
-        self,
-        leaf: torch.Tensor,
-        layout: Layout,
-        holders: list[list[torch.UntypedStorage]],
-        moved: Moved,
-    ) -> None:
+    def _sort_large(self, leaf: torch.Tensor, layout: Layout, moved: Moved) -> None:
         if leaf.numel() == 0:
             moved.note(leaf, torch.empty_like(leaf, device=self.device))
         elif leaf.is_pinned() and is_dense(leaf):
-            moved.note(leaf, copy_direct(leaf, self.device))
-            holders.append([leaf.untyped_storage()])
+            moved.note(leaf, copy_direct(leaf, self.device, moved.copies))
+            moved.borrowed.append([leaf.untyped_storage()])
         elif 0 in leaf.stride() and repeats(leaf):
             self._move_expanded(leaf, moved)
         else:
             layout.add_alone(leaf)
 
-    def _move_itself(
-        self, batch: Any, leaf: Any, holders: list[list[torch.UntypedStorage]], moved: Moved
-    ) -> None:
+    def _move_itself(self, batch: Any, leaf: Any, moved: Moved) -> None:
         """Ask a leaf to move itself.
 
         Without `non_blocking`, unless it pins itself first: its memory is not ours to keep, and
         where it can be kept, the copies out of it tell which it is.
         """
         new: Any = leaf
-        with naming(batch, leaf):
+        try:
             if not isinstance(leaf, torch.Tensor):
-                new = self._ask_to_move(leaf, holders, moved)
+                new = self._ask_to_move(leaf, moved)
             elif leaf.device == self.device:
                 moved.shared = True
             else:
                 new = leaf.to(self.device)
+        except BaseException as error:
+            name_leaf(error, batch, leaf)
+            raise
         moved.leaves[id(leaf)] = new
         if isinstance(new, torch.Tensor):
             moved.storages.extend(storages_of(new, self.device))
 
-    def _ask_to_move(
-        self, leaf: Any, holders: list[list[torch.UntypedStorage]], moved: Moved
-    ) -> Any:
+    def _ask_to_move(self, leaf: Any, moved: Moved) -> Any:
         pinned = pinned_by_itself(leaf)
         if pinned is None:
             with RecordedAllocations(self.device) as recorded:
@@ -395,14 +394,16 @@ class StreamTransfer:
                 # Page-locked by the call above or by the user, and, where an object pinned only
                 # a part of itself, pageable: all are kept, and waited for where the source still
                 # holds them.
-                holders.extend([storage] for storage in copies.sources)
+                moved.borrowed.extend([storage] for storage in copies.sources)
         moved.storages.extend(copies.storages)
         return new
 
     def _move_expanded(self, leaf: torch.Tensor, moved: Moved) -> None:
         """Copy what there really is, and repeat it on the device."""
         once = without_repeats(leaf)
-        there = self._move(once, [once]).leaves[id(once)]
+        alone = self._move(once, [once])
+        there = alone.leaves[id(once)]
+        moved.copies.num_bytes += alone.copies.num_bytes
         new = torch.empty_strided(
             leaf.shape, target_stride(leaf), dtype=leaf.dtype, device=self.device
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sidestream import AsynchronousLoader
-from support.sources import Counting, Raising, batch_of, numbers, plain
+from sidestream.channel import ChannelEnd
+from support.sources import LIMIT_S, Counting, Raising, batch_of, numbers, plain
 from support.waiting import Worker
 
 LENGTH = 5
@@ -255,6 +257,36 @@ def test_one_of_several_consumers_gets_the_error_and_the_others_the_end(
     assert [caught for _, caught in outcomes if caught is not None] == [error]
 
 
+def test_an_error_that_two_consumers_met_at_once_is_raised_in_one(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ValueError("for one of them")
+    iterator: Any = iter(AsynchronousLoader(Raising(error, 1), device))
+    next(iterator)
+    take, met, raised = (
+        iterator._epoch._channel.take,
+        threading.Barrier(2, timeout=LIMIT_S),
+        threading.Event(),
+    )
+
+    def take_and_meet() -> Any:
+        try:
+            return take()
+        except ChannelEnd:
+            if met.wait(LIMIT_S):  # the second goes on when the first has raised it
+                assert raised.wait(LIMIT_S)
+            raise
+
+    def consume() -> Any:
+        outcome = collect(iterator)
+        raised.set()
+        return outcome
+
+    monkeypatch.setattr(iterator._epoch._channel, "take", take_and_meet)
+    outcomes = [worker.result() for worker in [Worker(consume) for _ in range(2)]]
+    assert sorted(outcomes, key=str) == [([], None), ([], error)]
+
+
 class FailingItems(Dataset):
     def __init__(self, error: BaseException, at: int) -> None:
         self._error = error
@@ -281,22 +313,28 @@ def test_a_dataset_that_raises_at_batch_3_raises_that_after_batches_0_to_2(
     assert seen == [0, 1, 2]
 
 
-@pytest.mark.parametrize("device", ["meta"])
-@pytest.mark.parametrize("buffer_size", [0, 2])
-def test_an_error_in_a_transform_arrives_as_itself(
-    make_error: Callable[[], BaseException], buffer_size: int, device: str
-) -> None:
-    error = make_error()
+def through_a_transform_that_raises(
+    error: BaseException, buffer_size: int, device: str
+) -> Iterator[Any]:
+    """A pass over five batches, the third of which does not come through."""
 
     def transform(batch: Any) -> Any:
         if batch[1] == 2:
             raise error
         return batch
 
-    loader = AsynchronousLoader(
-        plain(LENGTH), device, buffer_size=buffer_size, transform=transform
+    return iter(
+        AsynchronousLoader(plain(LENGTH), device, buffer_size=buffer_size, transform=transform)
     )
-    iterator = iter(loader)
+
+
+@pytest.mark.parametrize("device", ["meta"])
+@pytest.mark.parametrize("buffer_size", [0, 2])
+def test_an_error_in_a_transform_arrives_as_itself(
+    make_error: Callable[[], BaseException], buffer_size: int, device: str
+) -> None:
+    error = make_error()
+    iterator = through_a_transform_that_raises(error, buffer_size, device)
     seen, caught = collect(iterator)
     assert caught is error
     assert seen == [0, 1]
@@ -337,16 +375,7 @@ def test_stop_iteration_out_of_a_transform_does_not_end_the_epoch_in_silence(
     arguments: tuple[int, ...], buffer_size: int, device: str
 ) -> None:
     error = StopIteration(*arguments)
-
-    def transform(batch: Any) -> Any:
-        if batch[1] == 2:
-            raise error
-        return batch
-
-    loader = AsynchronousLoader(
-        plain(LENGTH), device, buffer_size=buffer_size, transform=transform
-    )
-    iterator = iter(loader)
+    iterator = through_a_transform_that_raises(error, buffer_size, device)
     seen, caught = collect(iterator)
     assert seen == [0, 1]
     assert isinstance(caught, RuntimeError)

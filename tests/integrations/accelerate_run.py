@@ -45,6 +45,12 @@ CONFIGURATIONS: dict[str, tuple[type, dict[str, Any]]] = {
     "a stream, not dispatched": (Stream, {"dispatch_batches": False}),
     "a seedable sampler": (Items, {"use_seedable_sampler": True}),
     "stateful": (Items, {"use_stateful_dataloader": True}),
+    "workers": (Items, {}),
+    "persistent workers": (Items, {}),
+}
+WORKERS: dict[str, dict[str, Any]] = {
+    "workers": {"num_workers": 2},
+    "persistent workers": {"num_workers": 1, "persistent_workers": True},
 }
 
 
@@ -52,7 +58,7 @@ def values(batches: Any) -> Any:
     return [batch.flatten().tolist() for batch in batches]
 
 
-def run(kind: type, configuration: dict[str, Any], *, ours: bool) -> dict[str, Any]:
+def run(kind: type, configuration: dict[str, Any], *, ours: bool, **kwargs: Any) -> dict[str, Any]:
     """Two epochs with accumulation; all that the loop and the accelerator see of them."""
     torch.manual_seed(5)
     accelerator = Accelerator(
@@ -63,7 +69,7 @@ def run(kind: type, configuration: dict[str, Any], *, ours: bool) -> dict[str, A
     if ours:
         asynchronous(accelerator)
     shuffle = kind is Items
-    data = DataLoader(kind(), batch_size=2, shuffle=shuffle)
+    data = DataLoader(kind(), batch_size=2, shuffle=shuffle, **kwargs)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     model, optimizer, loader = accelerator.prepare(model, optimizer, data)
@@ -105,7 +111,8 @@ def main() -> None:
     for name, (kind, configuration) in CONFIGURATIONS.items():
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
-        plain, ours = (run(kind, configuration, ours=ours) for ours in (False, True))
+        workers = WORKERS.get(name, {})
+        plain, ours = (run(kind, configuration, ours=one, **workers) for one in (False, True))
         assert plain["seen"]
         results[name] = plain == ours
         if plain != ours:

@@ -40,7 +40,7 @@ def accelerator() -> Any:
 def test_epochs_accumulation_and_states_are_the_same(processes: int) -> None:
     needs("torchdata.stateful_dataloader")
     for found in results(RUN, processes=processes):
-        assert len(found) == 9
+        assert len(found) == 11
         assert all(found.values()), found
 
 

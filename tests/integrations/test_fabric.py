@@ -46,11 +46,19 @@ def test_each_batch_is_moved_once_and_in_the_background(fabric: Any, move: bool)
     assert moves.idle == (4 if move else 0)
 
 
+WORKERS: dict[str, dict[str, Any]] = {
+    "no workers": {},
+    "workers": {"num_workers": 2},
+    "persistent workers": {"num_workers": 1, "persistent_workers": True},
+}
+
+
 @pytest.mark.parametrize("move", [False, True])
-def test_epochs_are_the_same(fabric: Any, move: bool) -> None:
+@pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
+def test_epochs_are_the_same(fabric: Any, move: bool, workers: dict[str, Any]) -> None:
     def epochs(wrap: Any) -> Any:
         torch.manual_seed(1)
-        data = DataLoader(Items(16), batch_size=3, shuffle=True)
+        data = DataLoader(Items(16), batch_size=3, shuffle=True, **workers)
         loader = wrap(fabric.setup_dataloaders(data, move_to_device=move))
         assert (len(loader), loader.batch_size) == (6, 3)
         return [[batch.tolist() for batch in loader] for _ in range(2)]
@@ -79,6 +87,20 @@ def test_saved_within_an_epoch_the_rest_of_it_comes_after_loading(fabric: Any, t
     again = made()
     fabric.load(tmp_path / "state.ckpt", {"loader": again, "step": 0}, weights_only=False)
     assert first + [batch.tolist() for batch in again] == whole
+
+
+def test_a_datasets_error_comes_after_the_good_batches(fabric: Any) -> None:
+    class Broken(Items):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 9:
+                raise ValueError("item 9 is broken")
+            return super().__getitem__(index)
+
+    data = fabric.setup_dataloaders(DataLoader(Broken(16), batch_size=4), move_to_device=False)
+    seen = iter(AsynchronousLoader(data, fabric.device))
+    assert [len(next(seen)), len(next(seen))] == [4, 4]
+    with pytest.raises(ValueError, match="item 9 is broken"):
+        next(seen)
 
 
 def test_the_other_order_is_refused_by_fabric(fabric: Any) -> None:

@@ -740,6 +740,35 @@ def test_the_loader_may_be_wrapped_instead(pl: Any) -> None:
     assert ours.idle >= len(expected), "Lightning's own move finds each batch there already"
 
 
+@pytest.mark.parametrize("case", ["workers", "persistent workers"])
+def test_a_wrapped_loader_may_have_workers(pl: Any, case: str) -> None:
+    def wrap(data: Any) -> Any:
+        return AsynchronousLoader(data, "cpu")
+
+    def data(of: str) -> Any:
+        made = FITS[case][of](None)
+        return made[0] if isinstance(made, list) else made
+
+    expected, ours = make_module(pl), make_module(pl)
+    for module, around in ((expected, lambda one: one), (ours, wrap)):
+        torch.manual_seed(4)
+        trainer = make_trainer(pl, num_sanity_val_steps=0, max_epochs=1)
+        trainer.fit(module, around(data("train")), around(data("val")))
+    assert len(ours.seen) == len(expected.seen) > 2
+    rows = [{value for one in module.seen for value in one[-1][0]} for module in (expected, ours)]
+    assert rows[0] == rows[1], (
+        "the same data; in another order, where Lightning opens it once more"
+    )
+
+
+def test_an_error_comes_out_of_a_wrapped_loader_after_the_good_batches() -> None:
+    module = make_module(lightning.pytorch)
+    trainer = make_trainer(lightning.pytorch)
+    with pytest.raises(ValueError, match="item 9 is broken"):
+        trainer.fit(module, AsynchronousLoader(DataLoader(Broken(16), batch_size=4), "cpu"))
+    assert [one[:2] for one in module.seen] == [("train", 0), ("train", 1)]
+
+
 def test_a_wrapped_loader_and_the_callback_are_noticed(pl: Any) -> None:
     data = AsynchronousLoader(loader(8), "cpu")
     module = make_module(pl)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import Dataset
 
 from support.integration import needs
+from support.launch import results
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is to be fetched
 needs("accelerate")
 transformers = needs("transformers")
 
 from sidestream.integrations import MADE_FOR  # noqa: E402
-from sidestream.integrations.transformers import asynchronous  # noqa: E402
+from support.transformers_runs import Tokens, made, run  # noqa: E402
+
+RUN = Path(__file__).with_name("transformers_run.py")
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -25,67 +24,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(60)
 @pytest.fixture(autouse=True)
 def _no_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # its thread would outlive the test
-
-
-class Tokens(Dataset):
-    def __len__(self) -> int:
-        return 28
-
-    def __getitem__(self, index: int) -> Any:
-        ids = (torch.arange(6) + index) % 16
-        return {"input_ids": ids, "labels": ids}
-
-
-def made(folder: Any, *, ours: bool, **kwargs: Any) -> Any:
-    config = transformers.GPT2Config(
-        n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=8, bos_token_id=0, eos_token_id=0
-    )
-    transformers.set_seed(7)
-    model = transformers.GPT2LMHeadModel(config)
-    options = {
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
-        "num_train_epochs": 2,
-        "gradient_accumulation_steps": 3,
-        "learning_rate": 0.01,
-        "report_to": [],
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "seed": 1,
-        "logging_steps": 1,
-        "eval_strategy": "steps",
-        "eval_steps": 3,
-        "save_strategy": "no",
-        "dataloader_pin_memory": False,
-        **kwargs,
-    }
-    arguments = transformers.TrainingArguments(str(folder), **options)
-    trainer = transformers.Trainer(model, arguments, train_dataset=Tokens(), eval_dataset=Tokens())
-    seen: list[Any] = []
-    model.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs["input_ids"].tolist()), with_kwargs=True
-    )
-    return (asynchronous(trainer) if ours else trainer), seen
-
-
-def run(folder: Any, *, ours: bool, resume: Any = None, **kwargs: Any) -> Any:
-    trainer, seen = made(folder, ours=ours, **kwargs)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of dropout's absence, of checkpoints, of the scheduler
-        trainer.train(resume_from_checkpoint=resume)
-        logits = trainer.predict(Tokens()).predictions
-    untimed = [
-        {key: one for key, one in row.items() if not key.endswith(("runtime", "per_second"))}
-        for row in trainer.state.log_history
-    ]
-    weights = [parameter.tolist() for parameter in trainer.model.parameters()]
-    return {
-        "seen": seen,
-        "log": untimed,
-        "weights": weights,
-        "logits": logits.tolist(),
-        "steps": trainer.state.global_step,
-    }
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -103,6 +41,16 @@ def test_training_evaluation_and_prediction_are_the_same(case: str, tmp_path) ->
     plain = run(tmp_path / "plain", ours=False, **CASES[case])
     assert plain["seen"]
     assert run(tmp_path / "ours", ours=True, **CASES[case]) == plain
+
+
+@pytest.mark.timeout(150)
+def test_two_processes_see_what_they_saw_without() -> None:
+    found = results(RUN, processes=2)
+    assert [one["same"] for one in found] == [True, True]
+    first = [row for one in found for batch in one["first"] for row in batch]
+    assert len(first) == 32, "28, filled up to full batches in both"
+    assert {row[0] for row in first} == set(range(16))
+    assert found[0]["first"] != found[1]["first"]
 
 
 def test_resuming_within_an_epoch_is_the_same(tmp_path) -> None:

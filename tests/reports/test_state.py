@@ -138,7 +138,7 @@ def test_R61_waiting_is_told_apart_from_loading() -> None:
     list(loader)
     wall_s = time.perf_counter() - begun
     starved = loader.statistics()
-    assert 8 * 0.02 <= starved.source_wait_s <= wall_s
+    assert 7 * 0.02 <= starved.source_wait_s <= wall_s - 0.02  # the first is apart
     assert 0.5 * wall_s <= starved.consumer_wait_s <= wall_s
 
     loader = AsynchronousLoader(plain(6), "cpu", buffer_size=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +21,11 @@ UNTOUCHED = DataLoader.__iter__
 def python(*arguments: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(Path(sidestream.__file__).parents[1])},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(sidestream.__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",  # torchrun says so too, in five lines
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -51,6 +56,20 @@ def test_reading_goes_on_in_the_background() -> None:
     assert "read by ['']" in python(SCRIPT, "--say-threads").stdout
     assert "sidestream-epoch" in run(SCRIPT, "--say-threads").stdout
     assert "read by ['']" in run("--buffer-size", "0", SCRIPT, "--say-threads").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(130)
+def test_a_script_for_several_processes_comes_to_the_same() -> None:
+    script = SCRIPT.with_name("distributed_style.py")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    plain = python(*torchrun, str(script))
+    ours = python(*torchrun, "-m", "sidestream", "run", str(script))
+    assert plain.returncode == ours.returncode == 0, ours.stderr
+    expected, found = json.loads(plain.stdout), json.loads(ours.stdout)
+    assert [seen for seen, _ in found] == [seen for seen, _ in expected]
+    assert {reader for _, readers in found for reader in readers} == {"", "sidestream-epoch"}
+    assert ours.stderr.count("sidestream run: 1 loaders, 2 passes, 6 batches on cpu; ") == 2
 
 
 def test_the_scripts_own_end_is_the_end() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from sidestream.run import run_script
+from sidestream.diagnose.run import run_script
 from support.integration import needs
 from support.lightning import Hooks, make_module
 

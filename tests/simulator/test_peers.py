@@ -42,9 +42,9 @@ def cuda(simulated_accelerator):
 
 def peer(name):
     """Import a peer's module; skip where the peer is not installed. A broken one fails."""
-    package = name.partition(".")[0]
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+    package, _, part = name.partition(".")
+    if importlib.util.find_spec(package) is None or importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name if part else package} is not installed")
     return importlib.import_module(name)
 
 

@@ -203,6 +203,43 @@ def test_a_host_dereference_of_device_memory_faults():
     assert result.stdout == ""
 
 
+def test_the_host_guard_survives_a_restored_signal_handler():
+    """What saves all handlers and restores them, as Lightning does, takes it for the default."""
+    result = run_enabled("""
+        import signal
+        for number in range(2):
+            pinned = torch.ones(1000).pin_memory()
+            with simulator.settings(copy_s=0.02):
+                pinned.to("sim", non_blocking=True)
+            pinned[5] = 7.0
+            print([race.kind.name for race in simulator.races()], flush=True)
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    """)
+    check(result, stdout="['PINNED_OVERWRITTEN']\n" * 2)
+
+
+@pytest.mark.parametrize("fault", ["ctypes.string_at(0)", "os.kill(os.getpid(), signal.SIGSEGV)"])
+@pytest.mark.parametrize("order", ["before", "after", "between"])
+def test_a_fault_elsewhere_is_left_to_the_handler_that_was_there(fault, order):
+    """Whichever of the two was installed over the other: it is told once, and the process ends."""
+    result = run_enabled(f"""
+        import ctypes, faulthandler, os, signal
+        def copy():
+            torch.ones(1000).pin_memory().to("sim", non_blocking=True)
+            torch.accelerator.synchronize()
+        if {order!r} != "before":
+            faulthandler.disable()
+            copy()
+            faulthandler.enable()
+        if {order!r} != "after":
+            copy()
+        print("so far", flush=True)
+        {fault}
+    """)
+    assert (result.returncode, result.stdout) == (-signal.SIGSEGV, "so far\n")
+    assert result.stderr.count("Fatal Python error: Segmentation fault") == 1
+
+
 def test_a_forked_child_is_told_and_ends_quietly():
     result = run_enabled("""
         import os
@@ -271,6 +308,11 @@ EXITS = {
     "an asynchronous error nobody asked for": (0, """
         index = torch.tensor([9999], device="sim")
         y = torch.nn.functional.embedding(index, torch.ones(3, 3, device="sim"))
+    """),
+    "a loader that the script keeps": (0, """
+        from sidestream import AsynchronousLoader
+        loader = AsynchronousLoader([torch.ones(1000)] * 4, "sim")
+        last = [batch.sum() for batch in loader][-1]
     """),
     "as_cuda entered and never left": (0, """
         context = simulator.as_cuda()

@@ -12,10 +12,11 @@ the loader itself, so `next` goes to what `iter` gave.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sidestream.loader import AsynchronousLoader
+import torch
+
+from sidestream.loader import AsynchronousLoader
 
 
 def buffer_size_of(queue_size: int, num_batches: int | None, name: str) -> int:
@@ -32,14 +33,6 @@ def buffer_size_of(queue_size: int, num_batches: int | None, name: str) -> int:
             "which means no limit"
         )
     return max(1, num_batches)
-
-
-def length_of(batches: Any) -> int | None:
-    """The number of batches, where it is known."""
-    try:
-        return len(batches)
-    except TypeError:
-        return None
 
 
 class QueueView:
@@ -60,3 +53,22 @@ class QueueView:
     def full(self) -> bool:
         """Whether no more will be loaded before one is taken."""
         return self.qsize() >= self.maxsize
+
+
+class QueueLoader(AsynchronousLoader[Any]):
+    """What both have beside their constructors."""
+
+    @property
+    def dataloader(self) -> Any:
+        """The DataLoader, given or made."""
+        return self._data
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where batches go."""
+        return self._device
+
+    @property
+    def queue(self) -> QueueView:
+        """How full the buffer is."""
+        return QueueView(self)

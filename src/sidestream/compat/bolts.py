@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from sidestream import loader
 from sidestream.batch import parts_of, replace_leaves
-from sidestream.compat import QueueView, buffer_size_of, length_of
+from sidestream.compat import QueueLoader, buffer_size_of
+from sidestream.resume import length_or_none
 
 _FIRST_GPU = torch.device("cuda", 0)
 
 
-class AsynchronousLoader(loader.AsynchronousLoader[Any]):
+class AsynchronousLoader(QueueLoader):
     """Load batches onto a device, in the background.
 
     Args:
@@ -55,7 +55,7 @@ class AsynchronousLoader(loader.AsynchronousLoader[Any]):
                 )
         else:
             batches = DataLoader(data, **kwargs)
-        limit = length_of(batches) if num_batches is None else num_batches
+        limit = length_or_none(batches) if num_batches is None else num_batches
         if limit is None:
             raise ValueError("num_batches must be given for data without a length, got None")
         super().__init__(
@@ -67,16 +67,6 @@ class AsynchronousLoader(loader.AsynchronousLoader[Any]):
         )
 
     @property
-    def dataloader(self) -> Any:
-        """The DataLoader."""
-        return self._data
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where batches go."""
-        return self._device
-
-    @property
     def q_size(self) -> int:
         """How many batches may wait on the device [batches]."""
         return self._buffer_size
@@ -85,11 +75,6 @@ class AsynchronousLoader(loader.AsynchronousLoader[Any]):
     def num_batches(self) -> int:
         """How many batches a pass has [batches]."""
         return len(self)
-
-    @property
-    def queue(self) -> QueueView:
-        """How full the buffer is."""
-        return QueueView(self)
 
 
 def _is_array(part: Any) -> bool:

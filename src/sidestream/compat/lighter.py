@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from sidestream import loader
-from sidestream.compat import QueueView, buffer_size_of, length_of
+from sidestream.compat import QueueLoader, buffer_size_of
+from sidestream.resume import length_or_none
 
 
-class AsynchronousLoader(loader.AsynchronousLoader[Any]):
+class AsynchronousLoader(QueueLoader):
     """Load a dataset in batches onto a device, in the background.
 
     Args:
@@ -50,18 +50,8 @@ class AsynchronousLoader(loader.AsynchronousLoader[Any]):
             num_workers=workers,
             **kwargs,
         )
-        depth = buffer_size_of(queue_size, length_of(batches), "queue_size")
+        depth = buffer_size_of(queue_size, length_or_none(batches), "queue_size")
         super().__init__(batches, device, buffer_size=depth)
-
-    @property
-    def dataloader(self) -> Any:
-        """The DataLoader that it made."""
-        return self._data
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where batches go."""
-        return self._device
 
     @property
     def workers(self) -> int:
@@ -72,8 +62,3 @@ class AsynchronousLoader(loader.AsynchronousLoader[Any]):
     def queue_size(self) -> int:
         """How many batches may wait on the device [batches]."""
         return self._buffer_size
-
-    @property
-    def queue(self) -> QueueView:
-        """How full the buffer is."""
-        return QueueView(self)

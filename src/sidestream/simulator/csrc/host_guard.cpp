@@ -74,19 +74,22 @@ void report_touch(const Record& copy, const char* address, int site) {
 }
 
 struct sigaction handler_before;
+volatile sig_atomic_t has_passed_on = 0;
 
-void pass_on(int signal_number, siginfo_t* info, void* context) {
-  if (handler_before.sa_flags & SA_SIGINFO)
-    handler_before.sa_sigaction(signal_number, info, context);
-  else if (handler_before.sa_handler != SIG_DFL && handler_before.sa_handler != SIG_IGN)
-    handler_before.sa_handler(signal_number);
+// Puts the handler before this one back; the access is executed again and meets that one. Where it
+// passes the fault on to this one (each was installed over the other), the process ends.
+void pass_on(siginfo_t* info) {
+  if (has_passed_on)
+    signal(SIGSEGV, SIG_DFL);
   else
-    signal(SIGSEGV, SIG_DFL);  // the access is executed again and ends the process
+    sigaction(SIGSEGV, &handler_before, nullptr);
+  has_passed_on = 1;
+  if (info->si_code <= 0) raise(SIGSEGV);  // sent by a process: there is no access to repeat
 }
 
-void on_page_fault(int signal_number, siginfo_t* info, void* context) {
+void on_page_fault(int, siginfo_t* info, void*) {
   const char* address = static_cast<const char*>(info->si_addr);
-  if (!pinned_arena().has(address)) return pass_on(signal_number, info, context);
+  if (info->si_code <= 0 || !pinned_arena().has(address)) return pass_on(info);
   Pages page = pages_of({address, 1});
   if (in_forked_child()) return protect(page, PROT_READ | PROT_WRITE);
   int site = current_site();
@@ -101,18 +104,24 @@ void on_page_fault(int signal_number, siginfo_t* info, void* context) {
   if (!touched) protect(page, PROT_READ | PROT_WRITE);
 }
 
+// Not once: what saves and restores all signal handlers, as Lightning's trainer does, takes this
+// one for the default, which it looks like from Python, and restores that.
 bool install_handler() {
+  struct sigaction now{};
+  if (sigaction(SIGSEGV, nullptr, &now) != 0) return false;
+  if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_page_fault) return true;
   struct sigaction action{};
   action.sa_sigaction = on_page_fault;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;  // the handler itself may meet a guarded page
-  return sigaction(SIGSEGV, &action, &handler_before) == 0;
+  handler_before = now;
+  has_passed_on = 0;
+  return sigaction(SIGSEGV, &action, nullptr) == 0;
 }
 
 }  // namespace
 
 void guard_host(const Record& copy) {
-  static const bool installed = install_handler();
-  TORCH_CHECK(installed, "sidestream.simulator: cannot install the page-fault handler");
+  TORCH_CHECK(install_handler(), "sidestream.simulator: cannot install the page-fault handler");
   in_flight().push_back(copy);
   protect_for(copy);
 }

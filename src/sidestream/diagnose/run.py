@@ -103,8 +103,11 @@ class _Report:
             for reason, count in self._refused.items()
         ]
         if seen:
-            work = sum(one.source_wait_s + one.transfer_s for one in seen)
-            waited = sum(one.consumer_wait_s for one in seen)
+            first = sum(one.warm_up_s for one in seen)
+            work = first + sum(
+                one.source_wait_s + one.staging_s + one.staging_wait_s for one in seen
+            )
+            waited = first + sum(one.consumer_wait_s for one in seen)
             lines.insert(0, (
                 f"{len(seen)} loaders, {sum(one.num_epochs for one in seen)} passes, "
                 f"{sum(one.num_batches for one in seen)} batches on {self.device}; reading and "

@@ -1,0 +1,1 @@
+"""Where the time of a training loop goes: measure, judge, show."""
