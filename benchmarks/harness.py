@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import importlib.metadata
 import json
 import math
@@ -106,6 +107,7 @@ def in_process(script: Path, *more: str) -> dict[str, Any]:
             check=False,
         )
         if ran.returncode:
+            sys.stderr.write(ran.stderr)
             last = (ran.stderr.strip().splitlines() or ["no output"])[-1]
             raise RuntimeError(f"{script.name} ended with {ran.returncode}: {last}")
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -195,6 +197,7 @@ def run(
     """
     import torch
 
+    faulthandler.enable()  # a crash within a library must not go without a word
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller sizes")

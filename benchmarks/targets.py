@@ -164,7 +164,7 @@ class Reads:
     KINDS = 5  # as many different batches, so that neighbours differ
 
     def __init__(self, length: int, size_bytes: int, read_s: float) -> None:
-        self.length, self.read_s = length, read_s
+        self.length, self.size_bytes, self.read_s = length, size_bytes, read_s
         self.batches = [
             (
                 torch.zeros(1, 3, 8, 8, dtype=torch.uint8),

@@ -1,7 +1,6 @@
 """What `SIDESTREAM_VERIFY=1` costs: time a batch and device memory, as ratios within this run.
 
     scripts/bench verify            about half a minute
-    scripts/bench verify --json F   also as JSON
 
 On the simulated accelerator with copies and kernels that take no simulated time, so that all that
 is seen is the host's own work; a device whose steps take longer than that hides it.
@@ -10,22 +9,19 @@ is seen is the host's own work; a device whose steps take longer than that hides
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 
 import sidestream.simulator as simulator
 from sidestream import AsynchronousLoader
 
 STEPS = 60
-REPEATS = 7
 
 
 def batches(count: int, size_bytes: int) -> list[list[torch.Tensor]]:
@@ -34,7 +30,7 @@ def batches(count: int, size_bytes: int) -> list[list[torch.Tensor]]:
     return [batch] * STEPS
 
 
-def measure(source: Any, *, verify: bool) -> tuple[float, int]:
+def epoch(source: Any, *, verify: bool) -> tuple[float, int]:
     """Seconds a batch, and the most device memory reserved [bytes]."""
     os.environ["SIDESTREAM_VERIFY"] = "1" if verify else "0"
     torch.accelerator.synchronize()
@@ -53,11 +49,8 @@ def measure(source: Any, *, verify: bool) -> tuple[float, int]:
     return seconds, torch.accelerator.max_memory_reserved() - before
 
 
-def main() -> int:
-    """Run it and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> Any:
+    """All kinds of batches."""
     simulator.enable()
     torch.set_num_threads(1)
     simulator.configure(detect_races=False, guard_host=False, poison_memory=False)
@@ -66,7 +59,8 @@ def main() -> int:
     for count, size_bytes in ((1, 1 << 20), (1, 16 << 20), (2, 256 << 10), (64, 4 << 10)):
         source = batches(count, size_bytes)
         pairs = [  # side by side: the machine is not always as fast
-            (measure(source, verify=False), measure(source, verify=True)) for _ in range(REPEATS)
+            (epoch(source, verify=False), epoch(source, verify=True))
+            for _ in range(3 if options.quick else 7)
         ]
         ratio = statistics.median(on[0] / off[0] for off, on in pairs)
         memory = statistics.median(on[1] / off[1] for off, on in pairs)
@@ -84,15 +78,8 @@ def main() -> int:
             f"{count:3} x {size_bytes >> 10:6} KiB: {off_s * 1e3:7.2f} ms a batch without; "
             f"with it {ratio:5.1f} times the time, {memory:4.1f} times the device memory"
         )
-    if options.json:
-        facts = {
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-        }
-        options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
-    return 0
+    return rows
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run("verify", measure, __doc__, devices=("sim",)))

@@ -39,6 +39,7 @@ CHANNEL = "unit/test_channel.py"
 STAGING = "unit/test_staging.py"
 HAZARDS = "simulator/engine/test_hazards.py"
 ERRORS = "contract/test_errors.py"
+RESUME = "contract/test_resume.py"
 
 MUTATIONS = [
     Mutation(
@@ -173,6 +174,27 @@ MUTATIONS = [
         "loader: a forked child starts afresh", "loader.py",
         "if self._running.process != os.getpid():", "if False:",
         "lifetime/test_fork.py -k every_lock",
+    ),
+    Mutation(
+        "resume: the program's numbers go on", "resume.py",
+        "randomness.set_random_state(mine, None, self._watch.drawn)", "pass",
+        f"{RESUME} -k unbroken_one",
+    ),
+    Mutation(
+        "resume: what the source drew as it went on", "randomness.py",
+        "drawn |= kinds_drawn(begun, random_state())", "pass", f"{RESUME} -k drawn_again",
+    ),
+    Mutation(
+        "resume: batches since the state", "resume.py",
+        "num_batches - taken_at)", "0)", f"{RESUME} -k bounded_passes",
+    ),
+    Mutation(
+        "rest: a dataset that draws is read again", "rest.py",
+        "            self.flag.fill_(1)\n", "            pass\n", f"{RESUME} -k drawn_again",
+    ),
+    Mutation(
+        "rest: the seed of workers of an earlier pass", "rest.py",
+        "if self._start is not None:", "if False:", f"{RESUME} -k persistent",
     ),
     Mutation(
         "staging: a slot in flight is waited for", "staging.py",

@@ -410,6 +410,7 @@ def test_more_threads_than_processors_are_nothing_to_warn_of() -> None:
     assert len(list(ThreadDataLoader(Numbers(), num_workers=70))) == 10
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_pin_memory_without_an_accelerator_warns_as_dataloader_does() -> None:
     with pytest.warns(UserWarning, match="no accelerator is found"):
         batches = list(ThreadDataLoader(Numbers(), num_workers=1, pin_memory=True))

@@ -20,8 +20,9 @@ def target(simulator):
 
 
 def measured(target, name, cell=CELL):
+    reads = targets.Reads(STEPS, targets.MEBIBYTE, cell.read_ms / 1e3)
     (contender,) = [one for one in contenders.CONTENDERS if one.name == name]
-    return overlap.epoch(target, contender, cell, targets.MEBIBYTE, STEPS)
+    return overlap.epoch(target, contender, cell, reads)
 
 
 @pytest.mark.parametrize("in_step", [False, True])

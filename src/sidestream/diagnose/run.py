@@ -54,21 +54,16 @@ def run_script(
     Raises:
         BaseException: What the script raises, its exit included.
     """
-    path = Path(script)
     try:
         AsynchronousLoader((), device, buffer_size=buffer_size)
-        if not path.is_file():
-            raise ValueError(f"there is no file {script!r}; give the path of a Python script")
+        check_script(script)
     except ValueError as error:
         sys.stderr.write(f"sidestream run: {error}\n")
         return 2
-    report = _Report()
-    outer = sys.argv, sys.path[:]
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(path.resolve().parent))
+    report = Report()
     try:
-        with _asynchronous_loaders(device, buffer_size, report):
-            runpy.run_path(script, run_name="__main__")
+        with asynchronous_loaders(device, buffer_size, report):
+            run_as_main(script, arguments)
     except Exception as error:
         if report.recorders:
             annotate(
@@ -78,12 +73,32 @@ def run_script(
             )
         raise
     finally:
-        sys.argv, sys.path[:] = outer
         sys.stderr.write(report.text())
     return 0
 
 
-class _Report:
+def check_script(script: str) -> None:
+    """See that there is one.
+
+    Raises:
+        ValueError: If not.
+    """
+    if not Path(script).is_file():
+        raise ValueError(f"there is no file {script!r}; give the path of a Python script")
+
+
+def run_as_main(script: str, arguments: list[str]) -> None:
+    """Run a script as python does, in this process."""
+    outer = sys.argv, sys.path[:]
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = outer
+
+
+class Report:
     """What was done, and what was not."""
 
     def __init__(self) -> None:
@@ -120,7 +135,7 @@ class _Report:
 
 
 @contextlib.contextmanager
-def _asynchronous_loaders(device: str | None, buffer_size: int, report: _Report) -> Iterator[None]:
+def asynchronous_loaders(device: str | None, buffer_size: int, report: Report) -> Iterator[None]:
     """Let passes over DataLoaders be asynchronous, for a while."""
 
     def iterate(self: Any) -> Iterator[Any]:
