@@ -82,7 +82,7 @@ MUTATIONS = [
     ),
     Mutation(
         "source: one thread at a time", "source.py",
-        "with inside_source(), self._lock, named", "with inside_source(), threading.RLock(), named",
+        "inside_source(), self._lock, named", "inside_source(), threading.RLock(), named",
         "contract/test_concurrency.py -k four_passes",
     ),
     Mutation(
