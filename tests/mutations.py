@@ -39,6 +39,8 @@ CHANNEL = "unit/test_channel.py"
 STAGING = "unit/test_staging.py"
 HAZARDS = "simulator/engine/test_hazards.py"
 ERRORS = "contract/test_errors.py"
+COLLATION = "contract/test_thread_collation.py"
+THREADS = "contract/test_thread_dataloader.py"
 RESUME = "contract/test_resume.py"
 
 MUTATIONS = [
@@ -250,6 +252,113 @@ MUTATIONS = [
     Mutation(
         "packing: large tensors alone (H8)", "packing.py",
         "PACK_LIMIT_BYTES = 64 * 1024", "PACK_LIMIT_BYTES = 1 << 30", f"{HAZARDS} -k h8",
+    ),
+    Mutation(
+        "transfer: page-locked batches of the source are bounded", "transfer.py",
+        "if number < 0 or ", "if ", "simulator/engine/test_threads.py -k bounded",
+    ),
+    Mutation(
+        "threads: a block is borrowed, not given", "threads/memory.py",
+        "return torch.frombuffer(loan, dtype=dtype).view(shape)",
+        "free.append(block); return block[:size_bytes].view(dtype).view(shape)",
+        f"{COLLATION} -k is_kept_does_not_change",
+    ),
+    Mutation(
+        "threads: what comes back is bounded", "threads/memory.py",
+        "deque(maxlen=self._max_free)", "deque()", f"{COLLATION} -k kept_long",
+    ),
+    Mutation(
+        "threads: memory for each tensor by itself", "threads/memory.py",
+        "self._count += 1", "pass", f"{COLLATION} -k kept_do_not_keep",
+    ),
+    Mutation(
+        "threads: a sample of another type", "threads/collate.py",
+        "or tensor.dtype is not self._dtype", "", f"{COLLATION} -k unequal",
+    ),
+    Mutation(
+        "threads: a sample of another shape", "threads/collate.py",
+        "or tensor.shape != self._shape", "", f"{COLLATION} -k ragged",
+    ),
+    Mutation(
+        "threads: a sample that is not contiguous", "threads/collate.py",
+        "if tensor.is_contiguous():  #", "if True:  #", f"{COLLATION} -k equal_samples",
+    ),
+    Mutation(
+        "threads: a short batch", "threads/collate.py",
+        "self.out if count == self._count else self.out[:count].clone()", "self.out[:count]",
+        f"{COLLATION} -k short_last",
+    ),
+    Mutation(
+        "threads: rules of the user's", "threads/collate.py",
+        "and default_collate_fn_map == _MAP", "", f"{COLLATION} -k rules_that",
+    ),
+    Mutation(
+        "threads: order", "threads/iterator.py",
+        "if not self._in_order:", "if True:", f"{THREADS} -k sooner",
+    ),
+    Mutation(
+        "threads: an iterable dataset for each", "threads/iterator.py",
+        "[copy.copy(dataset) for _ in numbers]", "[dataset for _ in numbers]",
+        f"{THREADS} -k parts_set",
+    ),
+    Mutation(
+        "threads: a deep copy for each", "threads/iterator.py",
+        "if loader.copy_dataset:", "if False:", f"{THREADS} -k a_copy_for_each",
+    ),
+    Mutation(
+        "threads: another process is told", "threads/iterator.py",
+        "        if self._process != os.getpid():", "        if False:",
+        "lifetime/test_thread_workers.py -k forked",
+    ),
+    Mutation(
+        "threads: page-locked memory is torch's", "threads/iterator.py",
+        "blocks=None if pins or copies_from_pinned() else", "blocks=",
+        "simulator/engine/test_threads.py -k staged_again",
+    ),
+    Mutation(
+        "statistics: the first batch is apart", "statistics.py",
+        "                if number:\n", "                if True:\n", "unit/test_statistics.py",
+    ),
+    Mutation(
+        "statistics: memory of the last two", "statistics.py",
+        "if number >= 2:", "if number >= 1:", "unit/test_statistics.py -k memory",
+    ),
+    Mutation(
+        "timing: nothing is waited for", "timing.py",
+        "while self._steps and self._steps[0][-1].query():",
+        "while self._steps and not self._steps[0][-1].synchronize():",
+        "simulator/test_statistics.py -k nothing_waits",
+    ),
+    Mutation(
+        "timing: one chunk alone", "timing.py",
+        "copies.began[-1].elapsed_time", "copies.began[0].elapsed_time",
+        "simulator/test_statistics.py -k large_batch",
+    ),
+    Mutation(
+        "verdict: few steps", "diagnose/verdict.py",
+        "if seen.num_steps < fewest:", "if False:", "unit/test_verdict.py -k few_steps",
+    ),
+    Mutation(
+        "verdict: reading and staging share a thread", "diagnose/verdict.py",
+        'thread = stages["reading"] + stages["staging"]',
+        'thread = max(stages["reading"], stages["staging"])', "unit/test_verdict.py -k slow_stage",
+    ),
+    Mutation(
+        "predict: workers that never pause", "diagnose/predict.py",
+        "if plain.num_workers and starved:", "if False:", "unit/test_predict.py",
+    ),
+    Mutation(
+        "diagnose: a forked child reports nothing", "diagnose/report.py",
+        "if os.getpid() == process:", "if True:", "run/test_diagnose.py -k forks",
+    ),
+    Mutation(
+        "diagnose: copies while reading", "diagnose/measure.py",
+        "self._current = None\n        batch = original", "batch = original",
+        "simulator/test_statistics.py -k dataset_copies",
+    ),
+    Mutation(
+        "diagnose: the end is raised once", "diagnose/measure.py",
+        "or self.was_reached or", "or", "run/test_diagnose.py -k catches",
     ),
 ]  # fmt: skip
 

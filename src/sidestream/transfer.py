@@ -73,9 +73,7 @@ class Parcel:
     """Whether some of the memory is the source's own."""
     position: Any = None
     """Where the pass stands once this batch is delivered."""
-    copies: Copies | None = None
-    waited_s: float = 0.0
-    """How long staging memory was waited for [s]."""
+    copies: Copies = dataclasses.field(default_factory=Copies)
     sizes: tuple[int, int, int] = (0, 0, 0)
     """What was copied, what it holds on the device, and all page-locked memory [bytes]."""
 
@@ -202,6 +200,7 @@ class StreamTransfer(PlainTransfer):
         self.timer = StreamTimer(device) if seam.keeps_time(self._side) else None
         self._leases = Leases(device, self._side)
         self._loading = threading.RLock()
+        self._buffer_size = buffer_size
         self._pool = StagingPool(buffer_size + 1, seam.pinned_bytes)
         # Page-locked storages of the source, each list with the event after its copies.
         self._borrowed: deque[tuple[torch.Event, list[list[torch.UntypedStorage]]]] = deque()
@@ -251,7 +250,6 @@ class StreamTransfer(PlainTransfer):
             None,
             moved.shared,
             copies=moved.copies,
-            waited_s=moved.waited_s,
             sizes=(moved.copies.num_bytes, moved.num_bytes(), self._pool.size_bytes),
         )
 
@@ -264,12 +262,14 @@ class StreamTransfer(PlainTransfer):
         """Return when no copy reads memory that the source may be about to write.
 
         Only page-locked tensors are copied without a detour, and only where the source still
-        holds one can it write it: a buffer of its own that it fills for every batch (H9).
+        holds one can it write it: a buffer of its own that it fills for every batch (H9). Also
+        wait until no more of them are kept for their copies than there would be slots (G5).
         """
         with self._loading:
             borrowed = list(self._borrowed)
-        for event, holders in borrowed:
-            if not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):
+        # Below 0 are those that are too many.
+        for number, (event, holders) in enumerate(borrowed, self._buffer_size - len(borrowed)):
+            if number < 0 or not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):
                 event.synchronize()
         del borrowed
         with self._loading:
@@ -319,7 +319,7 @@ class StreamTransfer(PlainTransfer):
         with self._loading:
             asked = time.perf_counter()
             slot = self._pool.acquire(layout.size_bytes)
-            moved.waited_s += time.perf_counter() - asked
+            moved.copies.waited_s += time.perf_counter() - asked
             try:
                 if torch.is_autocast_enabled("cpu"):  # joining tensors would change their types
                     with torch.autocast("cpu", enabled=False):
