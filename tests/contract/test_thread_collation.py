@@ -137,7 +137,9 @@ def by_torch(samples: Any, size: int) -> Any:
 
 
 SETTINGS = hypothesis.settings(
-    deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 
 
