@@ -22,6 +22,12 @@ LENGTHS = [0, 1, 5]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also what is marked as long")
+    parser.addoption(
+        "--source",
+        choices=["plain", "threads"],
+        default="plain",
+        help="what the contract tests read from: what they name, or a ThreadDataLoader over it",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,15 +51,6 @@ def buffer_size(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(params=LENGTHS, ids=lambda length: f"length{length}")
 def length(request: pytest.FixtureRequest) -> int:
     return request.param
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--source",
-        choices=["plain", "threads"],
-        default="plain",
-        help="what the contract tests read from: what they name, or a ThreadDataLoader over it",
-    )
 
 
 def pytest_configure() -> None:

@@ -243,7 +243,8 @@ MUTATIONS = [
     ),
     Mutation(
         "transfer: page-locked sources (H9)", "transfer.py",
-        "if not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):", "if False:",
+        "if number < 0 or not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):",
+        "if False:",
         f"{HAZARDS} -k reused_buffer",
     ),
     Mutation(
