@@ -388,7 +388,8 @@ MUTATIONS = [
     ),
     Mutation(
         "threads: rules of the user's", "threads/collate.py",
-        "and default_collate_fn_map == _MAP", "", f"{COLLATION} -k rules_that",
+        "if any(default_collate_fn_map.get(kind) is not rule for kind, rule in _MAP.items()):",
+        "if False:", f"{COLLATION} -k rules_that",
     ),
     Mutation(
         "threads: order", "threads/iterator.py",
