@@ -180,7 +180,7 @@ def measure(options: argparse.Namespace) -> Any:
     """All cells."""
     target = targets.target(options.device)
     there, missing = contenders.present(options.contenders)
-    rounds, steps = (3, 16) if options.quick else (7, 24)
+    rounds, steps = (3, 12) if options.quick else (7, 24)
     cells = GPU_CELLS if target.name == "cuda" else CELLS
     cells = cells[: int(options.cells or len(cells))]
     found = []
