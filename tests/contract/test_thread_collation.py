@@ -336,6 +336,15 @@ def test_rules_that_a_user_has_added_hold() -> None:
     assert got == [3.0]
 
 
+def test_rules_that_a_user_has_replaced_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def largest(batch: Any, *, collate_fn_map: Any) -> Any:
+        return torch.stack(list(batch)).amax(0)
+
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, largest)
+    (got,) = ThreadDataLoader([torch.ones(30000), torch.ones(30000)], 2, num_workers=1)
+    assert got.shape == (30000,)
+
+
 @pytest.mark.parametrize(
     ("kind", "direct"),
     [(Bag, True), (Pair, False), (collections.OrderedDict, False), (object, False)],
