@@ -16,6 +16,7 @@ import torch
 
 HOST = torch.device("cpu")
 _ALWAYS_THERE = ("cpu", "meta")
+_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 # ---- which device
@@ -37,7 +38,7 @@ def parse(device: torch.device | str | int | None) -> torch.device | None:
         raise TypeError(
             f"device must be a torch.device, a string, an index or None, got {device!r}"
         )
-    kind = _accelerator_type()
+    kind = accelerator_type()
     if isinstance(device, int):
         if kind is None:
             raise ValueError(f"device {device} is not there: no accelerator is; {_there()}")
@@ -55,18 +56,18 @@ def parse(device: torch.device | str | int | None) -> torch.device | None:
 def resolve(device: torch.device | None) -> torch.device:
     """Fill in what `parse` left open, from what is current in the calling thread."""
     if device is None:
-        kind = _accelerator_type()
+        kind = accelerator_type()
         device = HOST if kind is None or not _count(kind) else torch.device(kind)
     if device.type in _ALWAYS_THERE or device.index is not None:
         return device
-    if device.type == _accelerator_type():
+    if device.type == accelerator_type():
         return torch.device(device.type, torch.accelerator.current_device_index())
     return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
 def has_streams(device: torch.device) -> bool:
     """Whether copies can run beside computation, ordered by streams and events."""
-    if device.type in (*_ALWAYS_THERE, "mps") or device.type != _accelerator_type():
+    if device.type in (*_ALWAYS_THERE, "mps") or device.type != accelerator_type():
         return False
     try:
         torch.Stream(device=device)
@@ -75,9 +76,17 @@ def has_streams(device: torch.device) -> bool:
     return True
 
 
-def _accelerator_type() -> str | None:
-    found = torch.accelerator.current_accelerator()
-    return None if found is None else found.type
+def accelerator_type() -> str | None:
+    """The type of accelerator that this torch is for, there or not; None if it is for none."""
+    with contextlib.suppress(RuntimeError):  # torch 2.6 raises where there is none
+        return getattr(torch.accelerator.current_accelerator(), "type", None)
+    return None
+
+
+def default_device() -> torch.device:
+    """The default device of the calling thread, whichever way it was set."""
+    # Before 2.8 it sees no `with torch.device(...)`, and in 2.6 it fails after one was unset.
+    return torch.get_default_device() if _TORCH >= (2, 8) else torch.empty(0).device
 
 
 def _count(kind: str) -> int:
@@ -94,7 +103,7 @@ def _count(kind: str) -> int:
 
 
 def _there() -> str:
-    kind = _accelerator_type()
+    kind = accelerator_type()
     count = _count(kind) if kind is not None else 0
     names = ", ".join(['"cpu"', *(f'"{kind}:{index}"' for index in range(count))])
     return f"there is {names}; leave device out to take the current one"

@@ -23,7 +23,7 @@ NEXT = _BaseDataLoaderIter.__next__
 
 def python(*arguments: object, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", *map(str, arguments)],
+        [sys.executable, "-W", "error", "-W", NOT_OURS, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(Path(sidestream.__file__).parents[1])},
         stdin=subprocess.DEVNULL,
         capture_output=True,

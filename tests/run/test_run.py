@@ -20,7 +20,7 @@ UNTOUCHED = DataLoader.__iter__
 
 def python(*arguments: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", *map(str, arguments)],
+        [sys.executable, "-W", "error", "-W", NOT_OURS, *map(str, arguments)],
         env={
             **os.environ,
             "PYTHONPATH": str(Path(sidestream.__file__).parents[1]),
