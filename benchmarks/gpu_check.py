@@ -61,13 +61,14 @@ def parts(device: str) -> list[Part]:
     """What is run, the most telling first."""
     python = sys.executable
     pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    contract = ("--maxfail", "40", "--session-timeout", "135", "tests/contract")
     needed = ("pytest", "pytest_timeout", "hypothesis", "psutil")
     checked = str(HERE / "stream_check.py")
     found = [
         Part("sanitizer", (python, checked, "--sanitize"), 60, cuda_only=True),
         Part("overlap", _benchmark("overlap", device), 160, writes=True),
-        Part("contract", (*pytest, "tests/contract"), 150, needs=needed),
-        Part("matrices", _benchmark("matrices", device), 45, writes=True),
+        Part("contract", (*pytest, *contract), 150, needs=needed),
+        Part("matrices", _benchmark("matrices", device), 60, writes=True),
     ]
     for name, limit_s in (("memory", 45), ("tensors", 40), ("bandwidth", 40), ("mnist", 45)):
         found.append(Part(name, _benchmark(name, device), limit_s, writes=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import gc
 import importlib.metadata
 import json
 import math
@@ -51,6 +52,8 @@ def by_turns(
     names = list(contenders)
     results: dict[str, list[ResultT]] = {name: [] for name in names}
     for number in range(warmup + rounds):
+        if number == warmup:
+            gc.freeze()  # what libraries have made lives on: collections need not look through it
         turned = names[number % len(names) :] + names[: number % len(names)]
         for name in turned if number % 2 == 0 else reversed(turned):
             result = contenders[name]()
@@ -171,7 +174,10 @@ def _processor() -> str:
 def commit() -> str | None:
     """The commit that was measured, with a plus sign where files differ from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # a copy of the files, where there is no git
+        return None
     return found.stdout.strip() or None
 
 

@@ -19,6 +19,8 @@ from sections import SECTIONS, Lines, Result
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
 
+BUSY_LOAD = 3.5  # more than the benchmarks themselves leave behind on two cores
+
 HEAD = """# Benchmarks
 
 Made by `scripts/bench --publish` from the files in `benchmarks/results/`; no figure here is typed
@@ -61,6 +63,10 @@ def page(results: dict[str, Result], gpu: dict[str, Result], reasons: dict[str, 
     yield ""
     yield measured_on_gpu(gpu)
     yield ""
+    busy = [name for name, one in results.items() if one["load_average"]["before"] > BUSY_LOAD]
+    if busy:
+        yield f"**Provisional: other programs kept the machine busy during {', '.join(busy)}.**"
+        yield ""
     yield "## What was to be shown"
     yield ""
     yield from goals.lines(results, reasons)

@@ -244,6 +244,24 @@ def engine(result: Result) -> Lines:
     )
 
 
+def threads(result: Result) -> Lines:
+    """Threads in the place of worker processes."""
+    for name, found in result.items():
+        if not isinstance(found, dict):
+            continue
+        yield from table(
+            (name, "median and range", f"of {found['reference']}"),
+            [
+                (each, ranged(one["rate"]), number(one["over_reference"]["median"]))
+                for each, one in found["rates"].items()
+            ],
+        )
+        yield ""
+        for missing, why in found["missing"].items():
+            yield f"Not measured: {missing}: {why}."
+        yield ""
+
+
 def verify(result: Result) -> Lines:
     """The checks that can be switched on."""
     yield from table(
@@ -304,6 +322,7 @@ SECTIONS: list[tuple[str, str, Callable[[Result], Lines]]] = [
     ("memory", "Memory over epochs", memory),
     ("processors", "Threads, processor time, and a busy machine", processors),
     ("scaling", "Workers and ranks", scaling),
+    ("threads", "Threads in the place of worker processes", threads),
     ("engine", "Packing and staging", engine),
     ("verify", "The cost of `SIDESTREAM_VERIFY=1`", verify),
     ("walk", "The walk through a batch", walk),

@@ -251,6 +251,51 @@ MUTATIONS = [
         "packing: large tensors alone (H8)", "packing.py",
         "PACK_LIMIT_BYTES = 64 * 1024", "PACK_LIMIT_BYTES = 1 << 30", f"{HAZARDS} -k h8",
     ),
+    Mutation(
+        "statistics: the first batch is apart", "statistics.py",
+        "                if number:\n", "                if True:\n", "unit/test_statistics.py",
+    ),
+    Mutation(
+        "statistics: memory of the last two", "statistics.py",
+        "if number >= 2:", "if number >= 1:", "unit/test_statistics.py -k memory",
+    ),
+    Mutation(
+        "timing: nothing is waited for", "timing.py",
+        "while self._steps and self._steps[0][-1].query():",
+        "while self._steps and not self._steps[0][-1].synchronize():",
+        "simulator/test_statistics.py -k nothing_waits",
+    ),
+    Mutation(
+        "timing: one chunk alone", "timing.py",
+        "copies.began[-1].elapsed_time", "copies.began[0].elapsed_time",
+        "simulator/test_statistics.py -k large_batch",
+    ),
+    Mutation(
+        "verdict: few steps", "diagnose/verdict.py",
+        "if seen.num_steps < fewest:", "if False:", "unit/test_verdict.py -k few_steps",
+    ),
+    Mutation(
+        "verdict: reading and staging share a thread", "diagnose/verdict.py",
+        'thread = stages["reading"] + stages["staging"]',
+        'thread = max(stages["reading"], stages["staging"])', "unit/test_verdict.py -k slow_stage",
+    ),
+    Mutation(
+        "predict: workers that never pause", "diagnose/predict.py",
+        "if plain.num_workers and starved:", "if False:", "unit/test_predict.py",
+    ),
+    Mutation(
+        "diagnose: a forked child reports nothing", "diagnose/report.py",
+        "if os.getpid() == process:", "if True:", "run/test_diagnose.py -k forks",
+    ),
+    Mutation(
+        "diagnose: copies while reading", "diagnose/measure.py",
+        "self._current = None\n        batch = original", "batch = original",
+        "simulator/test_statistics.py -k dataset_copies",
+    ),
+    Mutation(
+        "diagnose: the end is raised once", "diagnose/measure.py",
+        "or self.was_reached or", "or", "run/test_diagnose.py -k catches",
+    ),
 ]  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from sidestream.context import ThreadState
 from sidestream.errors import annotate, as_raisable
 from sidestream.source import EndOfSource, Source, begin_thread, is_reading
 from sidestream.statistics import PassRecorder
+from sidestream.timing import named
 from sidestream.transfer import Parcel, PlainTransfer, StreamTransfer
 
 BatchT = TypeVar("BatchT")
@@ -121,9 +122,11 @@ class Epoch:
                 f"this iterator belongs to process {self._process}, where its thread is; "
                 f"call iter() on the loader again in process {os.getpid()}"
             )
-        asked, waiting, timer = _clock(), self.num_waiting, self._transfer.timer
+        asked, waiting, channel = _clock(), self.num_waiting, self._channel
+        timer = self._transfer.timer
         mark = None if timer is None else timer.asked()
-        batch = self._next_inline() if self._channel is None else self._next_taken(self._channel)
+        with named("sidestream: next"):
+            batch = self._next_inline() if channel is None else self._next_taken(channel)
         number = self._recorder.delivered(asked, _clock(), waiting)
         if timer is not None and mark is not None:
             timer.delivered(self._recorder, number, mark)
@@ -324,15 +327,18 @@ def _load(
     """Load the batch that was read last."""
     began = _clock()
     try:
-        parcel = transfer.load(batch)
+        with named("sidestream: stage"):
+            parcel = transfer.load(batch)
         parcel.raw = batch if source.is_one_shot else None
         parcel.position = source.position
     except BaseException as error:
         number = source.num_read - 1
         annotate(error, f"raised on the way to {transfer.device}, moving batch {number}")
         raise
-    number = recorder.loaded(asked, began, _clock(), waited=parcel.waited_s, sizes=parcel.sizes)
-    if transfer.timer is not None and parcel.copies is not None:
+    number = recorder.loaded(
+        asked, began, _clock(), waited=parcel.copies.waited_s, sizes=parcel.sizes
+    )
+    if transfer.timer is not None:
         transfer.timer.loaded(recorder, number, parcel.copies)
     return parcel
 

@@ -54,7 +54,6 @@ class Moved:
         self.originals: list[Any] = []  # for `verify` alone, as is the next
         self.watched: list[Any] = []
         self.copies = copies
-        self.waited_s = 0.0  # for staging memory
 
     def num_bytes(self) -> int:
         """What it holds on the device, the source's own left out [bytes]."""
@@ -128,20 +127,14 @@ class _Group:
         self.gaps = False  # whether any of them needs padding to the alignment
         self.shape: torch.Size | None = shape  # of all of them, if it is the same
 
-    def stage(
-        self,
-        dtype: torch.dtype,
-        pieces: list[torch.Tensor],
-        target: torch.Tensor,
-        copies: Copies,
-    ) -> Any:
+    def stage(self, pieces: list[torch.Tensor], target: torch.Tensor, copies: Copies) -> Any:
         """Write the tensors into page-locked pieces, queue the copies, and part the target.
 
         Tensors of one shape are joined and parted by one call each, the others by one call that
         makes views of all.
         """
         if self.shape is not None and not self.gaps and len(pieces) == 1:
-            room = pieces[0].view(dtype)
+            room = pieces[0].view(target.dtype)
             shape = (len(self.leaves), *self.shape)
             torch.stack(self.leaves, out=room.view(shape))
             copies.queue(target, room)
@@ -197,7 +190,7 @@ class Layout:
             target = torch.empty(group.size_bytes // dtype.itemsize, dtype=dtype, device=device)
             moved.storages.append(target.untyped_storage())
             pieces = slot.take(group.size_bytes)
-            for leaf, out in group.stage(dtype, pieces, target, moved.copies):
+            for leaf, out in group.stage(pieces, target, moved.copies):
                 out = out.data  # with a version counter of its own (H7)
                 if out.stride() != leaf.stride():  # sizes of 1 may have any stride
                     out = out.as_strided(leaf.shape, leaf.stride())

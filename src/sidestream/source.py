@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from sidestream.errors import annotate
 from sidestream.resume import Position, ReadAgain, Start
+from sidestream.timing import named
 
 Unused: TypeAlias = deque[tuple[Any, BaseException | None]]
 """Batches that were read from a one-shot iterator and not used, and the error behind them."""
@@ -128,7 +129,7 @@ class Source:
         if self._num_batches is not None and self.num_read >= self._num_batches:
             self._start.cut_short(self._iterator)
             raise EndOfSource
-        with inside_source(), self._lock:
+        with inside_source(), self._lock, named("sidestream: read"):
             started = time.perf_counter()
             try:
                 batch = self._next()

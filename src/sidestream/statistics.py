@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sidestream.diagnose.verdict import Verdict
@@ -71,7 +71,8 @@ class LoaderStatistics:
     slowest stage, and loading costs it nothing. Near zero: the consumer is starved."""
 
     link_bytes_per_s: float | None = None
-    """What the copies ran at, on the device's clock [bytes/s]; None where that cannot be told.
+    """What the last copies ran at, on the device's clock [bytes/s], the median of up to 63: the
+    host may be held up between the two events around one. None where that cannot be told.
     Low beside what `sidestream bench` measures: many small copies, or the link is shared."""
 
     num_timed: int = 0
@@ -112,9 +113,9 @@ class LoaderStatistics:
             `wait_share` [0 to 1]; of the loader's stages `read_ms`, `stage_ms`, and, where it can
             be measured, `link_ms`; `buffer` [batches]. What is not known yet is left out.
         """
-        from sidestream.diagnose.verdict import times_of
+        from sidestream.diagnose.verdict import metrics_of
 
-        return times_of(self).metrics() | ({"buffer": self.mean_waiting} if self.num_steps else {})
+        return metrics_of(self)
 
     def __str__(self) -> str:
         from sidestream.diagnose.verdict import in_one_line
@@ -122,29 +123,16 @@ class LoaderStatistics:
         return in_one_line(self)
 
 
-class Trace(Protocol):
-    """Where spans go while somebody draws a timeline; all times are the host's clock's [s]."""
-
-    def span(self, row: str, number: int, began: float, ended: float) -> None:
-        """What a stage did for a batch."""
-
-    def device_step(self, number: int, previous: Any, asked: Any, ready: Any) -> None:
-        """The events around the wait for a batch on the consumer's stream."""
-
-    def device_copy(self, number: int, began: Any, ended: Any) -> None:
-        """The events around the copies of a batch."""
-
-
 class _Sums:
     """What a snapshot is made of; the names that both have are the same."""
 
     def __init__(self) -> None:
-        self.num_epochs = self.num_batches = self.num_bytes = self.num_steps = 0
-        self.num_loaded = self.num_timed = self.peak_device_bytes = self.peak_staging_bytes = 0
+        self.num_epochs = self.num_batches = self.num_bytes = self.num_steps = self.num_loaded = 0
+        self.num_timed = self.peak_device_bytes = self.peak_staging_bytes = self.waiting = 0
         self.warm_up_s = self.elapsed_s = self.consumer_wait_s = self.source_wait_s = 0.0
         self.staging_s = self.staging_wait_s = self.room_wait_s = 0.0
-        self.waiting = self.link_bytes = 0
-        self.link_s = self.timed_s = self.stalled_s = 0.0
+        self.timed_s = self.stalled_s = 0.0
+        self.rates: deque[float] = deque(maxlen=_NUM_RATES)
 
     def snapshot(self, epoch: LoaderStatistics | None) -> LoaderStatistics:
         """The values as they stand."""
@@ -152,13 +140,14 @@ class _Sums:
         return LoaderStatistics(
             **plain,
             mean_waiting=self.waiting / self.num_steps if self.num_steps else 0.0,
-            link_bytes_per_s=self.link_bytes / self.link_s if self.link_s else None,
+            link_bytes_per_s=sorted(self.rates)[len(self.rates) // 2] if self.rates else None,
             device_elapsed_s=self.timed_s if self.num_timed else None,
             device_wait_s=self.stalled_s if self.num_timed else None,
             epoch=epoch,
         )
 
 
+_NUM_RATES = 63
 _NAMES = frozenset(field.name for field in dataclasses.fields(LoaderStatistics))
 
 
@@ -173,7 +162,7 @@ class Recorder:
         self._lock = threading.RLock()  # a signal handler may look while its thread adds
         self._sums = _Sums()
         self._latest: PassRecorder | None = None
-        self.trace: Trace | None = None
+        self.trace: Any = None  # a `diagnose.timeline.Timeline`, while one watches
 
     def begin_pass(self) -> PassRecorder:
         """A recorder for a new pass."""
@@ -192,7 +181,7 @@ class PassRecorder:
     """Adds up one pass, and into the sums of its loader. All readings are of one clock [s]."""
 
     def __init__(self, whole: Recorder, lock: threading.RLock, sums: _Sums) -> None:
-        self._whole = whole
+        self.whole = whole
         self._lock = lock
         self._sums = _Sums()
         self._both = (self._sums, sums)
@@ -206,15 +195,10 @@ class PassRecorder:
         for sums in self._both:
             sums.num_epochs += 1
 
-    @property
-    def trace(self) -> Trace | None:
-        """Where spans go, if anywhere."""
-        return self._whole.trace
-
     def read(self, began: float, ended: float, waited: float = 0.0) -> None:
         """A batch was read, after a wait for its memory; it counts when it is loaded."""
         self._read_s, self._waited_s = ended - began, waited
-        if (trace := self.trace) is not None:
+        if (trace := self.whole.trace) is not None:
             trace.span("read", self._loaded, began, ended)
 
     def loaded(
@@ -253,7 +237,7 @@ class PassRecorder:
                     sums.staging_s += ended - began - waited
                 sums.peak_device_bytes = max(sums.peak_device_bytes, self._held)
                 sums.peak_staging_bytes = max(sums.peak_staging_bytes, staging)
-        if (trace := self.trace) is not None:
+        if (trace := self.whole.trace) is not None:
             trace.span("wait for room", number, asked, began)
             trace.span("wait for staging", number, began, began + waited)
             trace.span("stage", number, began + waited, ended)
@@ -286,7 +270,7 @@ class PassRecorder:
                 sums.elapsed_s += ended - before
                 sums.consumer_wait_s += ended - asked
                 sums.waiting += num_waiting
-        if (trace := self.trace) is not None:
+        if (trace := self.whole.trace) is not None:
             trace.span("loop waits", number, asked, ended)
         return number
 
@@ -302,5 +286,4 @@ class PassRecorder:
         """A copy's time on the device."""
         with self._lock:
             for sums in self._both:
-                sums.link_bytes += size_bytes
-                sums.link_s += copy_s
+                sums.rates.append(size_bytes / max(copy_s, 1e-9))

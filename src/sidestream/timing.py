@@ -1,14 +1,17 @@
 """When the device came to what: events that are recorded now and read once it has been there.
 
+And names for what is done, shown to whoever profiles the program.
+
 Nothing here ever waits for the device. What it has not come to yet is left for the next look.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,6 +19,7 @@ from sidestream import device as seam
 from sidestream.statistics import PassRecorder
 
 Mark: TypeAlias = tuple[torch.Stream, torch.Event]
+_Step: TypeAlias = tuple[PassRecorder, int, torch.Event, torch.Event, torch.Event]
 
 
 class Copies:
@@ -29,8 +33,8 @@ class Copies:
         self._stream = stream
         self.began: list[torch.Event] = []
         self.ended: torch.Event | None = None  # after the last
-        self.num_bytes = 0
-        self.last_bytes = 0
+        self.num_bytes = self.last_bytes = 0
+        self.waited_s = 0.0  # for staging memory
 
     def queue(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """Queue one, on the stream that is current.
@@ -52,6 +56,21 @@ def record(stream: torch.Stream) -> torch.Event:
     return event
 
 
+def named(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Show what is done inside under a name, where somebody looks: torch.profiler, or Nsight.
+
+    The profiler sees the loader's thread only if it is told to look at all threads.
+    """
+    if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
+        return torch.profiler.record_function(name)
+    return torch.cuda.nvtx.range(name) if _NSIGHT and torch.cuda.is_available() else _NOTHING
+
+
+_NOTHING = contextlib.nullcontext()
+# Set in the programs that Nsight Systems starts and whose NVTX ranges it collects.
+_NSIGHT = "NVTX_INJECTION64_PATH" in os.environ
+
+
 class StreamTimer:
     """Measures steps on the consumer's streams, and copies.
 
@@ -62,8 +81,7 @@ class StreamTimer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._steps: deque[tuple[PassRecorder, int, torch.Event, torch.Event, torch.Event]]
-        self._steps = deque()
+        self._steps: deque[_Step] = deque()
         self._copies: deque[tuple[PassRecorder, int, Copies, torch.Event]] = deque()
 
     def asked(self) -> Mark:
@@ -98,13 +116,14 @@ class StreamTimer:
     def _look(self) -> None:
         while self._steps and self._steps[0][-1].query():
             recorder, number, previous, asked, ready = self._steps.popleft()
-            if (trace := recorder.trace) is not None:
+            if (trace := recorder.whole.trace) is not None:
                 trace.device_step(number, previous, asked, ready)
-            step_ms = previous.elapsed_time(ready)
-            recorder.timed_step(step_ms / 1e3, asked.elapsed_time(ready) / 1e3)
+            recorder.timed_step(
+                previous.elapsed_time(ready) / 1e3, asked.elapsed_time(ready) / 1e3
+            )
         while self._copies and self._copies[0][-1].query():
             recorder, number, copies, ended = self._copies.popleft()
-            if (trace := recorder.trace) is not None:
+            if (trace := recorder.whole.trace) is not None:
                 trace.device_copy(number, copies.began[0], ended)
             # Of the last one alone: between two, the stream may wait for the host.
             recorder.timed_copy(copies.last_bytes, copies.began[-1].elapsed_time(ended) / 1e3)

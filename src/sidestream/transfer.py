@@ -73,9 +73,7 @@ class Parcel:
     """Whether some of the memory is the source's own."""
     position: Any = None
     """Where the pass stands once this batch is delivered."""
-    copies: Copies | None = None
-    waited_s: float = 0.0
-    """How long staging memory was waited for [s]."""
+    copies: Copies = dataclasses.field(default_factory=Copies)
     sizes: tuple[int, int, int] = (0, 0, 0)
     """What was copied, what it holds on the device, and all page-locked memory [bytes]."""
 
@@ -251,7 +249,6 @@ class StreamTransfer(PlainTransfer):
             None,
             moved.shared,
             copies=moved.copies,
-            waited_s=moved.waited_s,
             sizes=(moved.copies.num_bytes, moved.num_bytes(), self._pool.size_bytes),
         )
 
@@ -319,7 +316,7 @@ class StreamTransfer(PlainTransfer):
         with self._loading:
             asked = time.perf_counter()
             slot = self._pool.acquire(layout.size_bytes)
-            moved.waited_s += time.perf_counter() - asked
+            moved.copies.waited_s += time.perf_counter() - asked
             try:
                 if torch.is_autocast_enabled("cpu"):  # joining tensors would change their types
                     with torch.autocast("cpu", enabled=False):

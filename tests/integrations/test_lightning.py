@@ -842,3 +842,14 @@ def test_the_callback_can_be_pickled_and_copied() -> None:
         copy.deepcopy(AsynchronousTransfer(5)),
     ):
         assert fit(lightning.pytorch, again) == fit(lightning.pytorch)
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_the_wait_for_data_is_logged_where_it_is_asked_for(pl: Any, logs: bool) -> None:
+    module, logger = make_module(pl), make_logger(pl)
+    trainer = make_trainer(pl, AsynchronousTransfer(log_wait=logs), logger=logger)
+    trainer.fit(module, loader(32))
+    waits = [row["data_wait_ms"] for _, row in logger.rows if "data_wait_ms" in row]
+    assert len(waits) == (14 if logs else 0)  # the first of each of two epochs has no step
+    assert all(wait >= 0 for wait in waits)
+    assert ("data_wait_ms" in trainer.progress_bar_metrics) is logs

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from sidestream import AsynchronousLoader
 from sidestream.diagnose.measure import Limit, Measurement, measuring
+from sidestream.diagnose.timeline import Timeline
 
 MIB = 1 << 20
 NUM = 10
@@ -180,3 +181,40 @@ def test_what_is_no_copy_to_the_device_is_not_counted(simulator):
     measurement.finish()
     (seen,) = measurement.found.values()
     assert seen.transfer_bytes == 3 * 16
+
+
+def test_what_the_dataset_copies_itself_is_reading(simulator):
+    class There(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return torch.zeros(4).to("sim")
+
+    measurement = Measurement(Limit(None))
+    with measuring(measurement):
+        list(DataLoader(There(), batch_size=None))
+    measurement.finish()
+    (seen,) = measurement.found.values()
+    assert (seen.num_steps, seen.transfer_bytes) == (3, 0)
+
+
+# ---- the timeline
+
+
+def test_a_timeline_has_the_device_s_spans_at_their_times(simulator):
+    loader = loader_of(torch.zeros(MIB // 4))
+    with Timeline(loader) as timeline:
+        run(loader, 0.020, 0.005, simulator=simulator)
+    spans = {(span.row, span.number): span for span in timeline.spans}
+    for number in range(1, NUM):
+        copy, wait = spans["copy", number], spans["device waits", number]
+        assert copy.ended_s - copy.began_s == pytest.approx(0.020, rel=1e-3)
+        assert wait.ended_s == pytest.approx(copy.ended_s, abs=1e-4)
+        assert copy.began_s == pytest.approx(spans["copy", number - 1].ended_s, abs=1e-4)
+        before = spans["compute", number - 1]
+        assert before.ended_s == pytest.approx(wait.began_s, abs=1e-4)
+        assert before.ended_s - before.began_s == pytest.approx(0.005, rel=1e-2)
+    # The host's clock and the device's are laid over one another.
+    assert spans["copy", 0].began_s >= HOLD_S - 0.01
+    assert spans["loop waits", 0].began_s < spans["loop waits", 0].ended_s < HOLD_S

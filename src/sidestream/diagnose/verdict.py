@@ -118,6 +118,12 @@ def times_of(seen: LoaderStatistics) -> StepTimes:
     return StepTimes(step, wait, compute, read, stage, link)
 
 
+def metrics_of(seen: LoaderStatistics) -> dict[str, float]:
+    """`LoaderStatistics.metrics`."""
+    buffer = {"buffer": seen.mean_waiting} if seen.num_steps else {}
+    return times_of(seen).metrics() | buffer
+
+
 def judge(seen: LoaderStatistics) -> Verdict:
     """What bounds the loop that these statistics are of."""
     times = times_of(seen)

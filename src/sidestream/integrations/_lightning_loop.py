@@ -11,6 +11,7 @@ from typing import Any
 
 from sidestream.integrations._gate import Gate
 from sidestream.loader import AsynchronousLoader
+from sidestream.statistics import LoaderStatistics
 
 BEFORE = "on_before_batch_transfer"
 MOVE = "transfer_batch_to_device"
@@ -98,6 +99,10 @@ class Fetching:
                 batch = self._before(self._convert(batch), dataloader_idx)
                 batch = self._move(batch, self._device, dataloader_idx)
                 batches[number] = (_Ready(batch), batch_idx, dataloader_idx)
+
+    def statistics(self) -> LoaderStatistics:
+        """What the loader has done."""
+        return self._loader.statistics()
 
     def give_back(self) -> None:
         """Let them come from the combined loader itself."""

@@ -73,12 +73,15 @@ class AsynchronousTransfer(_Callback):  # type: ignore[misc]
     Args:
         buffer_size: How many batches of a loop may wait on the device [batches]; those of the
             training loop stay there during a validation within the epoch.
+        log_wait: Also log `data_wait_ms`, for the progress bar and the loggers: how long a
+            training step of this epoch waits for its batch, on average [ms].
     """
 
-    def __init__(self, buffer_size: int = 2) -> None:
+    def __init__(self, buffer_size: int = 2, *, log_wait: bool = False) -> None:
         super().__init__()
         AsynchronousLoader((), "cpu", buffer_size=buffer_size)  # says what is wrong with it
         self._buffer_size = buffer_size
+        self._log_wait = log_wait
         self._running: dict[str, Fetching] = {}
         self._patches = Patches()
 
@@ -93,8 +96,14 @@ class AsynchronousTransfer(_Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
         """Hold the hooks back: a validation may follow."""
-        if "training_step" in self._running:
-            self._running["training_step"].gate.shut()
+        running = self._running.get("training_step")
+        if running is None:
+            return
+        running.gate.shut()
+        epoch = running.statistics().epoch if self._log_wait else None
+        if epoch is not None and epoch.num_steps:
+            wait_ms = epoch.metrics()["wait_ms"]
+            pl_module.log("data_wait_ms", wait_ms, prog_bar=True, on_step=True, on_epoch=False)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin with the batches of a validation, or of the check before training."""
