@@ -69,17 +69,17 @@ def has_streams(device: torch.device) -> bool:
     """Whether copies can run beside computation, ordered by streams and events."""
     if device.type in (*_ALWAYS_THERE, "mps") or device.type != accelerator_type():
         return False
-    try:
+    with contextlib.suppress(RuntimeError):
         torch.Stream(device=device)
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
+        return True
+    return False
 
 
 def accelerator_type() -> str | None:
     """The type of accelerator that this torch is for, there or not; None if it is for none."""
     with contextlib.suppress(RuntimeError):  # torch 2.6 raises where there is none
-        return getattr(torch.accelerator.current_accelerator(), "type", None)
+        found: torch.device | None = torch.accelerator.current_accelerator()
+        return found.type if found else None
     return None
 
 
@@ -119,11 +119,10 @@ def new_stream(device: torch.device) -> torch.Stream:
 
 def keeps_time(stream: torch.Stream) -> bool:
     """Whether events of the stream's device can tell the time between two of them."""
-    try:
+    with contextlib.suppress(RuntimeError):
         torch.Event(device=stream.device, enable_timing=True).record(stream)
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
+        return True
+    return False
 
 
 def current_stream(device: torch.device) -> torch.Stream:

@@ -17,6 +17,7 @@ import sidestream
 from sidestream.__main__ import main
 from sidestream.diagnose.measure import EnoughError, Limit, Measurement, measuring
 
+NOT_OURS = "ignore:Implicitly cleaning up:ResourceWarning"  # torch 2.6, at every exit
 SCRIPT = Path(__file__).with_name("imagenet_style.py")
 NEXT = _BaseDataLoaderIter.__next__
 

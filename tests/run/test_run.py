@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 import sidestream
 from sidestream.__main__ import main
 
+NOT_OURS = "ignore:Implicitly cleaning up:ResourceWarning"  # torch 2.6, at every exit
 SCRIPT = Path(__file__).with_name("imagenet_style.py")
 UNTOUCHED = DataLoader.__iter__
 
