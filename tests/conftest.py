@@ -35,6 +35,15 @@ def length(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--source",
+        choices=["plain", "threads"],
+        default="plain",
+        help="what the contract tests read from: what they name, or a ThreadDataLoader over it",
+    )
+
+
 def pytest_configure() -> None:
     if "sim" in DEVICES:  # before anything asks which accelerator there is
         from sidestream import simulator

@@ -39,6 +39,8 @@ CHANNEL = "unit/test_channel.py"
 STAGING = "unit/test_staging.py"
 HAZARDS = "simulator/engine/test_hazards.py"
 ERRORS = "contract/test_errors.py"
+COLLATION = "contract/test_thread_collation.py"
+THREADS = "contract/test_thread_dataloader.py"
 RESUME = "contract/test_resume.py"
 
 MUTATIONS = [
@@ -250,6 +252,68 @@ MUTATIONS = [
     Mutation(
         "packing: large tensors alone (H8)", "packing.py",
         "PACK_LIMIT_BYTES = 64 * 1024", "PACK_LIMIT_BYTES = 1 << 30", f"{HAZARDS} -k h8",
+    ),
+    Mutation(
+        "transfer: page-locked batches of the source are bounded", "transfer.py",
+        "if number < 0 or ", "if ", "simulator/engine/test_threads.py -k bounded",
+    ),
+    Mutation(
+        "threads: a block is borrowed, not given", "threads/memory.py",
+        "return torch.frombuffer(loan, dtype=dtype).view(shape)",
+        "free.append(block); return block[:size_bytes].view(dtype).view(shape)",
+        f"{COLLATION} -k is_kept_does_not_change",
+    ),
+    Mutation(
+        "threads: what comes back is bounded", "threads/memory.py",
+        "deque(maxlen=self._max_free)", "deque()", f"{COLLATION} -k kept_long",
+    ),
+    Mutation(
+        "threads: memory for each tensor by itself", "threads/memory.py",
+        "self._count += 1", "pass", f"{COLLATION} -k kept_do_not_keep",
+    ),
+    Mutation(
+        "threads: a sample of another type", "threads/collate.py",
+        "or tensor.dtype is not self._dtype", "", f"{COLLATION} -k unequal",
+    ),
+    Mutation(
+        "threads: a sample of another shape", "threads/collate.py",
+        "or tensor.shape != self._shape", "", f"{COLLATION} -k ragged",
+    ),
+    Mutation(
+        "threads: a sample that is not contiguous", "threads/collate.py",
+        "if tensor.is_contiguous():  #", "if True:  #", f"{COLLATION} -k equal_samples",
+    ),
+    Mutation(
+        "threads: a short batch", "threads/collate.py",
+        "self.out if count == self._count else self.out[:count].clone()", "self.out[:count]",
+        f"{COLLATION} -k short_last",
+    ),
+    Mutation(
+        "threads: rules of the user's", "threads/collate.py",
+        "and default_collate_fn_map == _MAP", "", f"{COLLATION} -k rules_that",
+    ),
+    Mutation(
+        "threads: order", "threads/iterator.py",
+        "if not self._in_order:", "if True:", f"{THREADS} -k sooner",
+    ),
+    Mutation(
+        "threads: an iterable dataset for each", "threads/iterator.py",
+        "[copy.copy(dataset) for _ in numbers]", "[dataset for _ in numbers]",
+        f"{THREADS} -k parts_set",
+    ),
+    Mutation(
+        "threads: a deep copy for each", "threads/iterator.py",
+        "if loader.copy_dataset:", "if False:", f"{THREADS} -k a_copy_for_each",
+    ),
+    Mutation(
+        "threads: another process is told", "threads/iterator.py",
+        "        if self._process != os.getpid():", "        if False:",
+        "lifetime/test_thread_workers.py -k forked",
+    ),
+    Mutation(
+        "threads: page-locked memory is torch's", "threads/iterator.py",
+        "blocks=None if pins or copies_from_pinned() else", "blocks=",
+        "simulator/engine/test_threads.py -k staged_again",
     ),
     Mutation(
         "statistics: the first batch is apart", "statistics.py",

@@ -244,8 +244,7 @@ class _Running:
             transfer = self._transfer(loader)
             self._make_room(data)
             start = Start(data, self._resume)
-            pinned = isinstance(transfer, StreamTransfer)
-            with inside_source(pinned=pinned), self._reading:
+            with inside_source(pinned=type(transfer) is StreamTransfer), self._reading:
                 iterator = start.open()
             for epoch in self._epochs:
                 if epoch.source.reads(iterator):

@@ -8,11 +8,12 @@ process it is made.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from sidestream.randomness import kinds_drawn, random_state, read_past, set_random_state
 
@@ -27,7 +28,7 @@ class Watch:
         self._dataset = getattr(data, "dataset", None)
         self._init = getattr(data, "worker_init_fn", None)
         self._collate: Any = getattr(data, "collate_fn", None)
-        self._before: dict[str, Any] | None = None
+        self._before: dict[int, dict[str, Any]] = {}  # by thread: workers may be threads
 
     def put_into(self, loader: Any) -> None:
         """Look on where a DataLoader makes its batches, in its worker processes too."""
@@ -41,7 +42,7 @@ class Watch:
 
     def begin(self) -> None:
         """What is drawn from here to the end of a batch is seen."""
-        self._before = random_state(self._dataset)
+        self._before[threading.get_ident()] = self._state()
 
     def _begin_worker(self, number: int) -> None:
         if self._init is not None:
@@ -50,10 +51,15 @@ class Watch:
 
     def _collated(self, samples: Any) -> Any:
         batch = self._collate(samples)
-        before, self._before = self._before, None
-        if self.flag is not None and before and kinds_drawn(before, random_state(self._dataset)):
+        before = self._before.pop(threading.get_ident(), None)
+        if self.flag is not None and before and kinds_drawn(before, self._state()):
             self.flag.fill_(1)
         return batch
+
+    def _state(self) -> dict[str, Any]:
+        """What the dataset may draw from here; a worker that is a thread has its own, too."""
+        own = getattr(getattr(get_worker_info(), "rng", None), "states", list)
+        return random_state(self._dataset) | {"worker": own()}
 
 
 class _Rest:

@@ -200,6 +200,7 @@ class StreamTransfer(PlainTransfer):
         self.timer = StreamTimer(device) if seam.keeps_time(self._side) else None
         self._leases = Leases(device, self._side)
         self._loading = threading.RLock()
+        self._buffer_size = buffer_size
         self._pool = StagingPool(buffer_size + 1, seam.pinned_bytes)
         # Page-locked storages of the source, each list with the event after its copies.
         self._borrowed: deque[tuple[torch.Event, list[list[torch.UntypedStorage]]]] = deque()
@@ -261,12 +262,14 @@ class StreamTransfer(PlainTransfer):
         """Return when no copy reads memory that the source may be about to write.
 
         Only page-locked tensors are copied without a detour, and only where the source still
-        holds one can it write it: a buffer of its own that it fills for every batch (H9).
+        holds one can it write it: a buffer of its own that it fills for every batch (H9). Also
+        wait until no more of them are kept for their copies than there would be slots (G5).
         """
         with self._loading:
             borrowed = list(self._borrowed)
-        for event, holders in borrowed:
-            if not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):
+        # Below 0 are those that are too many.
+        for number, (event, holders) in enumerate(borrowed, self._buffer_size - len(borrowed)):
+            if number < 0 or not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):
                 event.synchronize()
         del borrowed
         with self._loading:

@@ -140,7 +140,9 @@ def by_torch(samples: Any, size: int) -> Any:
 
 
 SETTINGS = hypothesis.settings(
-    deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 
 
@@ -335,6 +337,28 @@ def test_rules_that_a_user_has_added_hold() -> None:
     finally:
         del default_collate_fn_map[Celsius]
     assert got == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "direct"),
+    [(Bag, True), (Pair, False), (collections.OrderedDict, False), (object, False)],
+)
+def test_rules_for_types_of_others_leave_the_rest_as_it_is(
+    kind: type, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries add rules when they are imported: tensordict, PyG and others."""
+
+    def rule(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return [type(sample).__name__ for sample in batch]
+
+    data = [(torch.full((200, 200), float(n)), Bag(a=n), Pair(n, n)) for n in range(4)]
+    before = list(ThreadDataLoader(data, batch_size=2, num_workers=1))
+    monkeypatch.setitem(default_collate_fn_map, kind, rule)
+    assert collate.is_default(default_collate) is direct
+    got = list(ThreadDataLoader(data, batch_size=2, num_workers=1))
+    for one, other in zip(got, DataLoader(data, batch_size=2), strict=True):
+        Comparison().same(one, other, "batch")
+    assert type(before[0][1]) is Bag
 
 
 def test_default_convert_and_functions_like_the_default_run_as_given() -> None:

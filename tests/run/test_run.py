@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 import sidestream
 from sidestream.__main__ import main
+from support.launch import LAUNCHED
 
 NOT_OURS = "ignore:Implicitly cleaning up:ResourceWarning"  # torch 2.6, at every exit
 SCRIPT = Path(__file__).with_name("imagenet_style.py")
@@ -63,7 +64,7 @@ def test_reading_goes_on_in_the_background() -> None:
 @pytest.mark.timeout(130)
 def test_a_script_for_several_processes_comes_to_the_same() -> None:
     script = SCRIPT.with_name("distributed_style.py")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(LAUNCHED)]
     plain = python(*torchrun, str(script))
     ours = python(*torchrun, "-m", "sidestream", "run", str(script))
     assert plain.returncode == ours.returncode == 0, ours.stderr

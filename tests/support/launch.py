@@ -13,13 +13,15 @@ from typing import Any
 
 import sidestream
 
+LAUNCHED = Path(__file__).with_name("launched.py")
+
 
 def launch(script: Path, *arguments: str, processes: int = 0, limit_s: float = 100.0) -> str:
     """Run a script with torchrun, or alone where `processes` is 0, and give what it printed."""
     command = [sys.executable]
     if processes:
         command += ["-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={processes}"]
+        command += [f"--nproc-per-node={processes}", str(LAUNCHED)]
     paths = [Path(sidestream.__file__).parents[1], Path(__file__).parents[1]]
     running = subprocess.Popen(
         [*command, str(script), *arguments],

@@ -39,12 +39,16 @@ class Snapshot:
         """Say what stayed, after a bounded wait for what is ending."""
         until = time.monotonic() + join_s
         gc.collect()
+        while self._new_threads() and time.monotonic() < until:
+            # A worker that is in the middle of a task holds what is garbage when it is back.
+            time.sleep(0.01)
+            gc.collect()
         found = [
             f"an iterator is alive: {iterator!r}, held by {_holders(iterator)}"
             for iterator in _live_iterators()
             if id(iterator) not in self._iterators
         ]
-        for thread in set(threading.enumerate()) - self._threads:
+        for thread in self._new_threads():
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 found.append(f"thread {thread.name} is alive, in:\n{_stack_of(thread)}")
@@ -52,6 +56,9 @@ class Snapshot:
         _, alive = psutil.wait_procs(children, timeout=max(0.0, until - time.monotonic()))
         found += [f"child process {child} is alive" for child in alive]
         return found
+
+    def _new_threads(self) -> set[threading.Thread]:
+        return set(threading.enumerate()) - self._threads
 
     def _new_children(self) -> set[psutil.Process]:
         children = set(psutil.Process().children(recursive=True)) - self._children

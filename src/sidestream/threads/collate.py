@@ -28,11 +28,26 @@ ROW_BYTES = 16 * 1024
 than one for all, and smaller samples may as well wait for it."""
 
 _MAP = dict(default_collate_fn_map)
+_CONTAINERS = (list, tuple, dict)
 
 
 def is_default(collate_fn: Any) -> bool:
-    """Whether this is torch's default, as it was: users may add rules to it."""
-    return collate_fn is default_collate and default_collate_fn_map == _MAP
+    """Whether this is torch's default, with its own rules for all that is looked into here.
+
+    Anybody may add rules to it, and libraries do when they are imported, for types of theirs.
+    """
+    if collate_fn is not default_collate:
+        return False
+    if any(default_collate_fn_map.get(kind) is not rule for kind, rule in _MAP.items()):
+        return False
+    added = [kind for kind in default_collate_fn_map if kind not in _MAP]
+    known = (torch.Tensor, *_CONTAINERS, *filter(None, [_array_type()]))
+    return not any(
+        issubclass(one, kind) or issubclass(kind, _CONTAINERS)
+        for kinds in added
+        for kind in (kinds if isinstance(kinds, tuple) else (kinds,))
+        for one in known
+    )
 
 
 class Rows:
@@ -118,7 +133,9 @@ class Collation:
             Exception: As `default_collate`, with a note that names the first sample that does not
                 go with sample 0, and its index in the dataset.
         """
-        rules: dict[Any, Callable[..., Any]] = {Row: _join, **_MAP, torch.Tensor: self._stack}
+        rules: dict[Any, Callable[..., Any]] = {
+            Row: _join, **default_collate_fn_map, torch.Tensor: self._stack,
+        }  # fmt: skip
         try:
             return collate(self._samples, collate_fn_map=rules)
         except Exception as error:
@@ -156,12 +173,16 @@ class Collation:
         return joined
 
 
+def _array_type() -> Any:
+    """numpy's, where it is imported."""
+    return getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
 def _as_tensor(value: Any) -> torch.Tensor | None:
     """A tensor or a numpy array as an ordinary tensor; None for anything else."""
     if can_stage(value):
         return value  # type: ignore[no-any-return]
-    numpy = sys.modules.get("numpy")
-    if numpy is None or type(value) is not numpy.ndarray:
+    if type(value) is not _array_type():
         return None
     try:
         tensor = torch.as_tensor(value)

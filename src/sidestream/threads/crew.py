@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import dataclasses
 import functools
 import itertools
 import queue
@@ -25,8 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sidestream.context import ThreadState
-from sidestream.errors import annotate
-from sidestream.threads.worker import Fetcher, Stopped, introduce
+from sidestream.threads.worker import Outcome, Stopped, Work
 
 FORGET_TIMEOUT_S = 0.5
 """How long the end of an iterator waits for samples under way [s], as the loader's own. A thread
@@ -39,36 +37,22 @@ _numbers = itertools.count()
 _alive: weakref.WeakSet[Crew] = weakref.WeakSet()
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What became of a task."""
-
-    batch: Any = None
-    error: BaseException | None = None
-    is_end: bool = False
-    """Whether the worker's part of an iterable dataset is over."""
+BEGIN = (0, -1)
+"""The number of the first task of each worker: nothing to make yet."""
 
 
 class Crew:
     """The threads of one iterator.
 
-    Args:
-        datasets: For each worker the dataset it reads, and its collate function.
-        base_seed: What the workers' random numbers are seeded from.
-        init: Called with its number in each worker before anything is read; or None.
-        watch: Stands around the reading of each sample in worker 0; or None.
+    A thread that waits for a task holds the crew and nothing of the user's: an error that the
+    dataset keeps knows, by its traceback, the iterator that raised it, and a thread that kept the
+    dataset would keep itself alive.
 
     Threads:
         The consumer's for all methods; `close` any.
     """
 
-    def __init__(
-        self,
-        datasets: list[Any],
-        base_seed: int,
-        init: Callable[[int], None] | None,
-        watch: Callable[[Callable[[], Any]], Any] | None,
-    ) -> None:
+    def __init__(self, size: int) -> None:
         self.results: dict[tuple[int, int], Outcome] = {}
         """By pass and number of the batch."""
         self.current = 0
@@ -76,20 +60,20 @@ class Crew:
         self.closed = False
         self.gone: set[int] = set()
         """Workers whose thread has ended."""
-        self.tasks: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in datasets]
+        self.tasks: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(size)]
+        """For each worker: the pass and the number of a batch, the work, and the indices."""
         self._sleepers: deque[_thread.LockType] = deque()
-        self._base_seed, self._init, self._watch = base_seed, init, watch
-        self._state = ThreadState()
+        state = ThreadState()
         name = f"sidestream-workers-{next(_numbers)}"
         self._threads = [
             threading.Thread(
                 name=f"{name}-{worker}",
-                target=self._state.run,
-                args=(_work, self, worker, dataset),
+                target=state.run,
+                args=(_serve, self, worker),
                 # Not waited for at exit before the handler below has told it to end.
                 daemon=True,
             )
-            for worker, dataset in enumerate(datasets)
+            for worker in range(size)
         ]
         _alive.add(self)
         _close_all_at_exit()
@@ -138,30 +122,15 @@ class Crew:
         self.results.clear()
 
 
-def _work(crew: Crew, worker: int, dataset: Any) -> None:
+def _serve(crew: Crew, worker: int) -> None:
     """The body of a worker's thread."""
     try:
-        introduce(worker, len(crew.tasks), crew._base_seed, dataset)
-        failure = _begin(crew, worker)
-        has_begun = failure is None
-        begun, fetcher, is_over = -1, None, False
         while not crew.closed:
             task = crew.tasks[worker].get()
             if task is None:
                 break
-            number, job, index = task
-            if number[0] != begun:
-                begun, fetcher, is_over = number[0], None, False
-            if number[0] == crew.current and not is_over:
-                if not has_begun:
-                    outcome, failure = failure or Outcome(error=_unfit(worker)), None
-                else:
-                    fetcher, outcome = _do(crew, worker, dataset, fetcher, task)
-                is_over = outcome.is_end
-                crew.results[number] = outcome
-                del outcome
-                crew.wake()
-            del task, job, index
+            _do(crew, worker, *task)
+            del task
     finally:
         crew.gone.add(worker)
         crew.wake()
@@ -169,59 +138,21 @@ def _work(crew: Crew, worker: int, dataset: Any) -> None:
             crew.results.clear()
 
 
-def _begin(crew: Crew, worker: int) -> Outcome | None:
-    """Call the user's function. An error comes in the place of the first batch."""
-    try:
-        if crew._init is not None:
-            crew._init(worker)
-        return None
-    except BaseException as error:  # noqa: BLE001 - the consumer gets it
-        return Outcome(error=_prepared(error, worker, "in worker_init_fn"))
-
-
-# Nothing here may keep an error: when it has been raised, its traceback knows the iterator.
-
-
-def _unfit(worker: int) -> RuntimeError:
-    return RuntimeError(f"worker thread {worker} makes no batch: its worker_init_fn has failed")
-
-
-def _end_of_user_code(error: StopIteration) -> RuntimeError:
-    raised = RuntimeError("StopIteration was raised by the dataset or the collate function")
-    raised.__cause__ = error
-    return raised
-
-
-def _do(
-    crew: Crew, worker: int, dataset: Any, fetcher: Fetcher | None, task: Any
-) -> tuple[Fetcher | None, Outcome]:
-    """Make one batch."""
-    number, job, index = task
+def _do(crew: Crew, worker: int, number: tuple[int, int], work: Work, index: Any) -> None:
+    """Make one batch, or begin. Nothing of it stays here."""
+    which = number[0]
 
     def check() -> None:
-        if crew.closed or crew.current != number[0]:
+        if crew.closed or crew.current != which:
             raise Stopped
 
-    try:
-        if fetcher is None:
-            fetcher = Fetcher(job, dataset, check, crew._watch if worker == 0 else None)
-        return fetcher, Outcome(fetcher.fetch(index))
-    except StopIteration as error:
-        if job.is_iterable:
-            return fetcher, Outcome(is_end=True)
-        what = f"making batch {number[1]}"
-        return fetcher, Outcome(error=_prepared(_end_of_user_code(error), worker, what))
-    except Stopped:
-        return fetcher, Outcome(is_end=True)
-    except BaseException as error:  # noqa: BLE001 - the consumer gets it
-        return fetcher, Outcome(error=_prepared(error, worker, f"making batch {number[1]}"))
-
-
-def _prepared(error: BaseException, worker: int, what: str) -> BaseException:
-    """Say where an error comes from. Its traceback begins in the user's code, or next to it."""
-    annotate(error, f"raised in worker thread {worker}, {what}")
-    trace = error.__traceback__
-    return error.with_traceback(trace.tb_next if trace is not None else None)
+    if number == BEGIN:
+        work.begin(worker)
+    elif which == crew.current:
+        outcome = work.make(worker, number, index, check)
+        if outcome is not None:
+            crew.results[number] = outcome
+            crew.wake()
 
 
 @functools.cache

@@ -23,8 +23,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from sidestream import device as seam
 from sidestream.source import copies_from_pinned
 from sidestream.threads.collate import is_default
-from sidestream.threads.crew import Crew, Outcome
-from sidestream.threads.worker import Job
+from sidestream.threads.crew import BEGIN, Crew
+from sidestream.threads.worker import Job, Outcome, Work
 
 if TYPE_CHECKING:
     from sidestream.threads.loader import ThreadDataLoader
@@ -45,9 +45,11 @@ class ThreadIterator(_BaseDataLoaderIter):
         self._in_order = loader.in_order
         self._draws = loader._draws
         watch = None if self._draws.is_over else self._draws.watch
-        self._datasets = _for_each_worker(loader)
         init: Callable[[int], None] | None = loader.worker_init_fn
-        self._crew = Crew(self._datasets, int(self._base_seed), init, watch)
+        self._work = Work(_for_each_worker(loader), int(self._base_seed), init, watch)
+        self._crew = Crew(loader.num_workers)
+        for tasks in self._crew.tasks:
+            tasks.put((BEGIN, self._work, None))
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -56,7 +58,7 @@ class ThreadIterator(_BaseDataLoaderIter):
         assert self._crew is not None
         self._crew.current += 1
         self._crew.results.clear()
-        self._job = _job(loader)
+        self._work.job = _job(loader)
         self._sent = self._received = 0
         self._workers: dict[int, int] = {}  # the worker of each batch that was asked for
         self._is_active = [True] * self._num_workers
@@ -83,10 +85,10 @@ class ThreadIterator(_BaseDataLoaderIter):
             return
         self._workers[self._sent] = worker
         self._num_tasks[worker] += 1
-        self._crew.tasks[worker].put(((self._crew.current, self._sent), self._job, index))
+        self._crew.tasks[worker].put(((self._crew.current, self._sent), self._work, index))
         self._sent += 1
 
-    def _next_data(self) -> Any:
+    def __next__(self) -> Any:
         """The next batch.
 
         Raises:
@@ -94,6 +96,19 @@ class ThreadIterator(_BaseDataLoaderIter):
             RuntimeError: If it takes too long, in another process, or if a thread is gone.
             BaseException: What the dataset or the collate function raised, as itself.
         """
+        outcome: Outcome = super().__next__()
+        error = outcome.error
+        if error is None:
+            return outcome.batch
+        self._num_yielded -= 1
+        del self, outcome  # an error knows its frames: it must not keep the threads
+        try:
+            raise error
+        finally:
+            del error  # a frame that holds its own traceback is a cycle
+
+    def _next_data(self) -> Any:
+        """What became of the next batch."""
         if self._process != os.getpid():
             raise RuntimeError(
                 f"this iterator belongs to process {self._process}, where its threads are; call "
@@ -117,8 +132,8 @@ class ThreadIterator(_BaseDataLoaderIter):
             self._num_tasks[worker] -= 1
             self._send_next()
             if self._draws.found:
-                warnings.warn(self._draws.message(), RuntimeWarning, stacklevel=3)
-            return _result(outcome)
+                warnings.warn(self._draws.message(), RuntimeWarning, stacklevel=4)
+            return outcome
 
     def _next_number(self, crew: Crew) -> int | None:
         """Wait for the batch that comes next, and tell its number; None at the end."""
@@ -173,16 +188,6 @@ class ThreadIterator(_BaseDataLoaderIter):
     def __del__(self) -> None:
         with contextlib.suppress(BaseException):  # nobody could catch anything here
             self._end()
-
-
-def _result(outcome: Outcome) -> Any:
-    error = outcome.error
-    if error is None:
-        return outcome.batch
-    try:
-        raise error
-    finally:
-        del error, outcome  # a frame that holds its own traceback is a cycle
 
 
 def _for_each_worker(loader: ThreadDataLoader[Any]) -> list[Any]:

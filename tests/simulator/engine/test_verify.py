@@ -240,7 +240,7 @@ def test_memory_given_back_without_the_fence_is_named_h3(racy, monkeypatch):
     def lag(loader):
         torch.accelerator.synchronize()
         torch.accelerator.empty_cache()  # so that what was released is what is used again
-        racy.delay(0.5)  # so that the memory is written long before the stream comes to it
+        racy.delay(3)  # so that the memory is written long before the stream comes to it
         run(loader)
 
     with racy.settings(nan_on_race=False):
