@@ -22,7 +22,7 @@ class ThreadState:
     def __init__(self) -> None:
         accelerator = seam.accelerator_type()
         self._device_index: int | None = None
-        if accelerator is not None and torch.accelerator.is_available():
+        if accelerator is not None:
             self._device_index = torch.accelerator.current_device_index()
         self._grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()

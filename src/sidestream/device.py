@@ -57,7 +57,7 @@ def resolve(device: torch.device | None) -> torch.device:
     """Fill in what `parse` left open, from what is current in the calling thread."""
     if device is None:
         kind = accelerator_type()
-        device = HOST if kind is None or not _count(kind) else torch.device(kind)
+        device = HOST if kind is None else torch.device(kind)
     if device.type in _ALWAYS_THERE or device.index is not None:
         return device
     if device.type == accelerator_type():
@@ -76,11 +76,10 @@ def has_streams(device: torch.device) -> bool:
 
 
 def accelerator_type() -> str | None:
-    """The type of accelerator that this torch is for, there or not; None if it is for none."""
-    with contextlib.suppress(RuntimeError):  # torch 2.6 raises where there is none
-        found: torch.device | None = torch.accelerator.current_accelerator()
-        return found.type if found else None
-    return None
+    """The type of the accelerator that is there; None if there is none."""
+    # Asked first: torch 2.6 raises where there is none, and later builds for CUDA say "cuda".
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return None if found is None else found.type
 
 
 def default_device() -> torch.device:
@@ -95,11 +94,9 @@ def _count(kind: str) -> int:
         module: Any = torch.get_device_module(kind)
     except (RuntimeError, AttributeError):
         return 0
-    available = getattr(module, "is_available", None)
-    if available is None or not available():
+    if not getattr(module, "is_available", bool)():
         return 0
-    count = getattr(module, "device_count", None)
-    return 1 if count is None else int(count())
+    return int(getattr(module, "device_count", lambda: 1)())
 
 
 def _there() -> str:
