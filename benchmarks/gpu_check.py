@@ -66,7 +66,7 @@ def parts(device: str) -> list[Part]:
     checked = str(HERE / "stream_check.py")
     found = [
         Part("sanitizer", (python, checked, "--sanitize"), 60, cuda_only=True),
-        Part("overlap", _benchmark("overlap", device), 160, writes=True),
+        Part("overlap", (*_benchmark("overlap", device), "--seconds", "110"), 170, writes=True),
         Part("contract", (*pytest, *contract), 150, needs=needed),
         Part("matrices", _benchmark("matrices", device), 60, writes=True),
     ]

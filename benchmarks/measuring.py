@@ -1,7 +1,7 @@
 """How right the statistics are, what they cost, and how near a prediction comes.
 
     scripts/bench measuring            all of it, about four minutes
-    scripts/bench measuring --json F   also as JSON
+    scripts/bench measuring --quick    a few cases of each kind
 
 Truth: on the simulated accelerator copies and kernels take the time they are given, and the source
 and the transform below time themselves. Other programs on the machine disturb it: what is compared
@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,6 +22,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import harness
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -292,12 +291,8 @@ def show(result: dict[str, Any]) -> None:
         )
 
 
-def main() -> int:
-    """Measure, show, save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="where to save the figures")
-    parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All of it, shown and given."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "This DataLoader will create")  # they sleep
     simulator.enable()
@@ -305,8 +300,6 @@ def main() -> int:
     predictions = PREDICTIONS[:2] if options.quick else PREDICTIONS
     with tempfile.TemporaryDirectory() as folder:
         result = {
-            "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
-            "torch": torch.__version__,
             "truth": [
                 truth(*case, in_step=in_step) for case in cases for in_step in (True, False)
             ],
@@ -314,11 +307,8 @@ def main() -> int:
             "prediction": [prediction(case, Path(folder)) for case in predictions],
         }
     show(result)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    return result
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run("measuring", measure, __doc__))

@@ -180,11 +180,15 @@ def measure(options: argparse.Namespace) -> Any:
     """All cells."""
     target = targets.target(options.device)
     there, missing = contenders.present(options.contenders)
-    rounds, steps = (3, 16) if options.quick else (7, 24)
+    rounds, steps = (3, 12) if options.quick else (7, 24)
     cells = GPU_CELLS if target.name == "cuda" else CELLS
     cells = cells[: int(options.cells or len(cells))]
     found = []
+    start = time.perf_counter()
     for cell in cells:
+        if time.perf_counter() - start > float(options.seconds or "inf"):
+            print(f"no time is left for {len(cells) - len(found)} rows")
+            break
         found.append(measure_cell(target, cell, there, rounds, steps))
         show(found[-1])
     return {
@@ -225,6 +229,7 @@ if __name__ == "__main__":
             __doc__,
             devices=("sim", "cuda"),
             contenders="only those whose name contains one of these, separated by commas",
+            seconds="begin no further row after so long [s]",
             cells="only the first so many rows of the grid",
         )
     )

@@ -84,7 +84,9 @@ def page(results: dict[str, Result], gpu: dict[str, Result], reasons: dict[str, 
 
 def sections(results: dict[str, Result], level: str) -> Lines:
     """All sections that there is a result for."""
-    for name, title, lines in SECTIONS:
+    known = {name for name, _, _ in SECTIONS}
+    others = [(name, f"`{name}`", as_written) for name in results if name not in known]
+    for name, title, lines in [*SECTIONS, *others]:
         if name not in results:
             continue
         result = results[name]
@@ -99,6 +101,13 @@ def sections(results: dict[str, Result], level: str) -> Lines:
         if name == "bandwidth" and level == "##":
             yield ""
             yield "![Bandwidth by size](benchmarks/bandwidth.svg)"
+
+
+def as_written(result: Result) -> Lines:
+    """A result that has no tables of its own yet."""
+    yield "```json"
+    yield from json.dumps(result, indent=1).splitlines()
+    yield "```"
 
 
 def trimmed(lines: list[str]) -> list[str]:

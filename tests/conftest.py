@@ -20,6 +20,24 @@ BUFFER_SIZES = [0, 1, 2, 9]
 LENGTHS = [0, 1, 5]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also what is marked as long")
+    parser.addoption(
+        "--source",
+        choices=["plain", "threads"],
+        default="plain",
+        help="what the contract tests read from: what they name, or a ThreadDataLoader over it",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is long, without counting it as skipped, unless it was asked for."""
+    if not config.getoption("--long"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -33,15 +51,6 @@ def buffer_size(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(params=LENGTHS, ids=lambda length: f"length{length}")
 def length(request: pytest.FixtureRequest) -> int:
     return request.param
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--source",
-        choices=["plain", "threads"],
-        default="plain",
-        help="what the contract tests read from: what they name, or a ThreadDataLoader over it",
-    )
 
 
 def pytest_configure() -> None:

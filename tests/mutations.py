@@ -39,6 +39,7 @@ CHANNEL = "unit/test_channel.py"
 STAGING = "unit/test_staging.py"
 HAZARDS = "simulator/engine/test_hazards.py"
 ERRORS = "contract/test_errors.py"
+VERIFY = "simulator/engine/test_verify.py"
 COLLATION = "contract/test_thread_collation.py"
 THREADS = "contract/test_thread_dataloader.py"
 RESUME = "contract/test_resume.py"
@@ -83,7 +84,7 @@ MUTATIONS = [
     ),
     Mutation(
         "source: one thread at a time", "source.py",
-        "with inside_source(), self._lock:", "with inside_source(), threading.RLock():",
+        "inside_source(), self._lock, named", "inside_source(), threading.RLock(), named",
         "contract/test_concurrency.py -k four_passes",
     ),
     Mutation(
@@ -242,7 +243,8 @@ MUTATIONS = [
     ),
     Mutation(
         "transfer: page-locked sources (H9)", "transfer.py",
-        "if not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):", "if False:",
+        "if number < 0 or not seam.CAN_TELL_HOLDERS or any(map(seam.is_held, holders)):",
+        "if False:",
         f"{HAZARDS} -k reused_buffer",
     ),
     Mutation(
@@ -252,6 +254,102 @@ MUTATIONS = [
     Mutation(
         "packing: large tensors alone (H8)", "packing.py",
         "PACK_LIMIT_BYTES = 64 * 1024", "PACK_LIMIT_BYTES = 1 << 30", f"{HAZARDS} -k h8",
+    ),
+    # ---- one for each guarantee that had none, and for what is newer
+    Mutation(
+        "epoch: no further draw at the length (G8)", "epoch.py",
+        "                if source.is_at_length:\n                    break\n", "",
+        "contract/test_randomness.py -k exactly_len",
+    ),
+    Mutation(
+        "epoch: the state is of what was delivered (G10)", "epoch.py",
+        "self.position = parcel.position", "self.position = self.source.position",
+        "fuzz/test_face.py -k TestFace",
+    ),
+    Mutation(
+        "resume: a place that can be (G10)", "resume.py",
+        "        _check_place(state)\n", "", "fuzz/test_face.py -k damaged",
+    ),
+    Mutation(
+        "resume: a state of its own (G10)", "resume.py",
+        "state = copy.deepcopy(_stateful(self._data).state_dict())",
+        "state = _stateful(self._data).state_dict()",
+        f"{RESUME} -k unbroken_one",
+    ),
+    Mutation(
+        "loader: construction opens nothing (G11)", "loader.py",
+        "    return data\n\n\ndef _is_spent", "    iter(data)\n    return data\n\n\ndef _is_spent",
+        "contract/test_inert.py",
+    ),
+    Mutation(
+        "transfer: asked once to move (G12)", "transfer.py",
+        "            new = leaf.to(device)\n",
+        "            new = leaf.to(device)\n            new = leaf.to(device)\n",
+        "contract/test_lazy_objects.py",
+    ),
+    Mutation(
+        "epoch: close does not wait for ever (G7)", "epoch.py",
+        "thread.join(timeout_s)", "thread.join()",
+        "lifetime/test_blocked_source.py -k names_the_thread",
+    ),
+    Mutation(
+        "epoch: all threads end at exit (G7)", "epoch.py",
+        "        _close_all_at_exit()\n", "", "lifetime/test_exit.py -k busy",
+    ),
+    Mutation(
+        "transfer: nothing is closed when all is gone (G7)", "transfer.py",
+        "        if is_finalizing():", "        if False:",
+        "simulator/test_process_faults.py -k shutdown",
+    ),
+    Mutation(
+        "source: a note that names the batch (G6)", "source.py",
+        "                annotate(error, f", "                str(f",
+        "contract/test_errors.py -k tells_the_line",
+    ),
+    Mutation(
+        "release: not through record_stream (H5)", "release.py",
+        "            if not seam.CAN_TELL_HOLDERS:", "            if True:", f"{HAZARDS} -k h5",
+    ),
+    Mutation(
+        "release: the consumer's stream (H4)", "release.py",
+        "        stream = seam.current_stream(self._device)\n", "        stream = self._side\n",
+        f"{HAZARDS} -k h4_the",
+    ),
+    Mutation(
+        "loader: one stream for all epochs (H6)", "loader.py",
+        "        if device not in self._transfers:", "        if True:", f"{HAZARDS} -k h6",
+    ),
+    Mutation(
+        "device: refused page-locked memory is survived (H11)", "device.py",
+        "        except RuntimeError as error:\n            warnings.warn(",
+        "        except ZeroDivisionError as error:\n            warnings.warn(",
+        f"{HAZARDS} -k h11",
+    ),
+    Mutation(
+        "verify: comparing behind the last use", "verify.py",
+        "one.is_compared_at_last = one.is_as_made()", "one.is_compared_at_last = False",
+        f"{VERIFY} -k not_told_of",
+    ),
+    Mutation(
+        "verify: what the user changed", "verify.py",
+        "return self.counter is not None and self.counter._version == self.version", "return True",
+        f"{VERIFY} -k in_place",
+    ),
+    Mutation(
+        "verify: released while held", "verify.py",
+        "if not ref.expired():", "if False:", f"{VERIFY} -k while_it_is_held",
+    ),
+    Mutation(
+        "verify: comparing behind the copy", "verify.py",
+        "elif copied:", "elif False:", f"{VERIFY} -k staging_memory",
+    ),
+    Mutation(
+        "verify: comparing at the hand-over", "verify.py",
+        "elif first and not last:", "elif False:", f"{VERIFY} -k h1",
+    ),
+    Mutation(
+        "verify: memory of its own", "verify.py",
+        "        stream.wait_event(self.allocated)\n", "", f"{VERIFY} -k clean_run",
     ),
     Mutation(
         "transfer: page-locked batches of the source are bounded", "transfer.py",
@@ -290,7 +388,8 @@ MUTATIONS = [
     ),
     Mutation(
         "threads: rules of the user's", "threads/collate.py",
-        "and default_collate_fn_map == _MAP", "", f"{COLLATION} -k rules_that",
+        "if any(default_collate_fn_map.get(kind) is not rule for kind, rule in _MAP.items()):",
+        "if False:", f"{COLLATION} -k rules_that",
     ),
     Mutation(
         "threads: order", "threads/iterator.py",

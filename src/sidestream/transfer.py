@@ -286,8 +286,8 @@ class StreamTransfer(PlainTransfer):
                 self._borrowed.popleft()[0].synchronize()
         self._leases.close()
 
-    def __del__(self) -> None:
-        if sys.is_finalizing():  # closed by then, and torch may be gone
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # closed before, and what closing calls may be gone
             return
         with contextlib.suppress(AttributeError):  # of a construction that failed half-way
             self.close()

@@ -22,7 +22,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -142,8 +142,8 @@ class VerifyingTransfer(StreamTransfer):
         if self._process == os.getpid():
             self._judge.pronounce(at_end=True)
 
-    def __del__(self) -> None:
-        if sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():
             return
         try:
             self.close()

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+
 import soak
 
 pytestmark = [pytest.mark.simulated_accelerator, pytest.mark.slow, pytest.mark.timeout(170)]
