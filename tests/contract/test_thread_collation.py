@@ -20,6 +20,9 @@ from sidestream.threads import collate, memory
 from support.fidelity import Comparison
 from support.waiting import Worker
 
+# Torch says it once in a process, so to whichever of the two is asked first.
+pytestmark = pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy.ndarrays")
+
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
