@@ -493,8 +493,8 @@ def parse_arguments() -> argparse.Namespace:
         if value is not None and value < 1:
             parser.error(f"--{name} must be 1 or more, got {value}")
     if arguments.device is None:
-        found = torch.accelerator.current_accelerator(check_available=True)
-        arguments.device = "cpu" if found is None else found.type
+        there = torch.accelerator.is_available()
+        arguments.device = torch.accelerator.current_accelerator().type if there else "cpu"
     try:
         AsynchronousLoader([], arguments.device)
     except ValueError as error:

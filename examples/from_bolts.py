@@ -61,7 +61,9 @@ def main(arguments: list[str] | None = None) -> list[float]:
     parser.add_argument("--size", type=int, default=64, help="rows of a matrix")
     parser.add_argument("--batches", type=int, default=6)
     args = parser.parse_args(arguments)
-    device = torch.device(args.device or torch.accelerator.current_accelerator() or "cpu")
+    there = torch.accelerator.is_available()
+    found = torch.accelerator.current_accelerator() if there else "cpu"
+    device = torch.device(args.device or found)
 
     pairs = RandomMatrices(4 * args.batches, args.size)
     loaders = {

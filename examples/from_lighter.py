@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--samples", type=int, default=640)
     parser.add_argument("--workers", type=int, default=0, help="processes that read")
     args = parser.parse_args(arguments)
-    device = torch.device(args.device or torch.accelerator.current_accelerator() or "cpu")
+    there = torch.accelerator.is_available()
+    found = torch.accelerator.current_accelerator() if there else "cpu"
+    device = torch.device(args.device or found)
 
     torch.manual_seed(1)
     model = network().to(device)

@@ -11,7 +11,9 @@ from sidestream import AsynchronousLoader
 
 
 def main():
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.device("cpu")
+    if torch.accelerator.is_available():
+        device = torch.accelerator.current_accelerator()
     model = torch.nn.Linear(8, 1).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(512, 8)

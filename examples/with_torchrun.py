@@ -21,8 +21,9 @@ def main():
     parser.add_argument("--fsdp", action="store_true", help="shard the model instead")
     arguments = parser.parse_args()
 
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    if device.type != "cpu":
+    device = torch.device("cpu")
+    if torch.accelerator.is_available():
+        device = torch.accelerator.current_accelerator()
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()
     torch.manual_seed(0)

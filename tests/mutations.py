@@ -398,7 +398,7 @@ MUTATIONS = [
     Mutation(
         "threads: an iterable dataset for each", "threads/iterator.py",
         "[copy.copy(dataset) for _ in numbers]", "[dataset for _ in numbers]",
-        f"{THREADS} -k parts_set",
+        f"{THREADS} -k attributes_of_a_stream",
     ),
     Mutation(
         "threads: a deep copy for each", "threads/iterator.py",

@@ -13,19 +13,21 @@ from typing import Any
 
 import torch
 
+from sidestream import device as seam
+
 
 class ThreadState:
     """A snapshot of the calling thread's state, to be applied in another thread."""
 
     def __init__(self) -> None:
-        accelerator = torch.accelerator.current_accelerator()
+        accelerator = seam.accelerator_type()
         self._device_index: int | None = None
-        if accelerator is not None and torch.accelerator.is_available():
+        if accelerator is not None:
             self._device_index = torch.accelerator.current_device_index()
         self._grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
-        self._default_device = torch.get_default_device()
-        kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+        self._default_device = seam.default_device()
+        kinds = ["cpu"] if accelerator is None else ["cpu", accelerator]
         self._autocast = [
             (kind, torch.get_autocast_dtype(kind))
             for kind in kinds
@@ -51,6 +53,6 @@ class ThreadState:
                 stack.enter_context(
                     torch.autocast(kind, dtype=dtype, cache_enabled=self._autocast_cache)
                 )
-            if self._default_device != torch.get_default_device():
+            if self._default_device != seam.default_device():
                 stack.enter_context(self._default_device)
             function(*arguments)

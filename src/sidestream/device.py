@@ -16,6 +16,7 @@ import torch
 
 HOST = torch.device("cpu")
 _ALWAYS_THERE = ("cpu", "meta")
+_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 # ---- which device
@@ -37,7 +38,7 @@ def parse(device: torch.device | str | int | None) -> torch.device | None:
         raise TypeError(
             f"device must be a torch.device, a string, an index or None, got {device!r}"
         )
-    kind = _accelerator_type()
+    kind = accelerator_type()
     if isinstance(device, int):
         if kind is None:
             raise ValueError(f"device {device} is not there: no accelerator is; {_there()}")
@@ -55,29 +56,36 @@ def parse(device: torch.device | str | int | None) -> torch.device | None:
 def resolve(device: torch.device | None) -> torch.device:
     """Fill in what `parse` left open, from what is current in the calling thread."""
     if device is None:
-        kind = _accelerator_type()
-        device = HOST if kind is None or not _count(kind) else torch.device(kind)
+        kind = accelerator_type()
+        device = HOST if kind is None else torch.device(kind)
     if device.type in _ALWAYS_THERE or device.index is not None:
         return device
-    if device.type == _accelerator_type():
+    if device.type == accelerator_type():
         return torch.device(device.type, torch.accelerator.current_device_index())
     return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
 def has_streams(device: torch.device) -> bool:
     """Whether copies can run beside computation, ordered by streams and events."""
-    if device.type in (*_ALWAYS_THERE, "mps") or device.type != _accelerator_type():
+    if device.type in (*_ALWAYS_THERE, "mps") or device.type != accelerator_type():
         return False
-    try:
+    with contextlib.suppress(RuntimeError):
         torch.Stream(device=device)
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
+        return True
+    return False
 
 
-def _accelerator_type() -> str | None:
-    found = torch.accelerator.current_accelerator()
+def accelerator_type() -> str | None:
+    """The type of the accelerator that is there; None if there is none."""
+    # Asked first: torch 2.6 raises where there is none, and later builds for CUDA say "cuda".
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return None if found is None else found.type
+
+
+def default_device() -> torch.device:
+    """The default device of the calling thread, whichever way it was set."""
+    # Before 2.8 it sees no `with torch.device(...)`, and in 2.6 it fails after one was unset.
+    return torch.get_default_device() if _TORCH >= (2, 8) else torch.empty(0).device
 
 
 def _count(kind: str) -> int:
@@ -86,15 +94,13 @@ def _count(kind: str) -> int:
         module: Any = torch.get_device_module(kind)
     except (RuntimeError, AttributeError):
         return 0
-    available = getattr(module, "is_available", None)
-    if available is None or not available():
+    if not getattr(module, "is_available", bool)():
         return 0
-    count = getattr(module, "device_count", None)
-    return 1 if count is None else int(count())
+    return int(getattr(module, "device_count", lambda: 1)())
 
 
 def _there() -> str:
-    kind = _accelerator_type()
+    kind = accelerator_type()
     count = _count(kind) if kind is not None else 0
     names = ", ".join(['"cpu"', *(f'"{kind}:{index}"' for index in range(count))])
     return f"there is {names}; leave device out to take the current one"
@@ -110,11 +116,10 @@ def new_stream(device: torch.device) -> torch.Stream:
 
 def keeps_time(stream: torch.Stream) -> bool:
     """Whether events of the stream's device can tell the time between two of them."""
-    try:
+    with contextlib.suppress(RuntimeError):
         torch.Event(device=stream.device, enable_timing=True).record(stream)
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
+        return True
+    return False
 
 
 def current_stream(device: torch.device) -> torch.Stream:

@@ -20,6 +20,9 @@ from sidestream.threads import collate, memory
 from support.fidelity import Comparison
 from support.waiting import Worker
 
+# Torch says it once in a process, so to whichever of the two is asked first.
+pytestmark = pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy.ndarrays")
+
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
@@ -252,11 +255,11 @@ def test_what_was_kept_long_is_not_kept_by_the_loader() -> None:
 def test_labels_that_are_kept_do_not_keep_the_images() -> None:
     class Both(Large):
         def __getitem__(self, index: int) -> Any:
-            return torch.full((128, 128), index), torch.full((16384,), index)
+            return torch.full((9000,), index), torch.full((128, 128), index)
 
     loader = ThreadDataLoader(Both(40), batch_size=2, num_workers=1, prefetch_factor=1)
     images, labels = set(), []
-    for x, y in loader:
+    for y, x in loader:
         images.add(x.data_ptr())
         labels.append(y)
         del x
@@ -334,6 +337,15 @@ def test_rules_that_a_user_has_added_hold() -> None:
     finally:
         del default_collate_fn_map[Celsius]
     assert got == [3.0]
+
+
+def test_rules_that_a_user_has_replaced_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def largest(batch: Any, *, collate_fn_map: Any) -> Any:
+        return torch.stack(list(batch)).amax(0)
+
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, largest)
+    (got,) = ThreadDataLoader([torch.ones(30000), torch.ones(30000)], 2, num_workers=1)
+    assert got.shape == (30000,)
 
 
 @pytest.mark.parametrize(

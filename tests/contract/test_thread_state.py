@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sidestream import AsynchronousLoader
+from sidestream.device import default_device
 from support.sources import Counting, batch_of, numbers, plain
 from support.waiting import Worker
 
@@ -26,7 +27,7 @@ def look(_: Any = None) -> tuple[Any, ...]:
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
         torch.is_autocast_cache_enabled(),
-        torch.get_default_device(),
+        default_device(),
         torch.get_default_dtype(),
         torch.ones(1, requires_grad=True).mul(2).requires_grad,
         torch.zeros(1).is_inference(),

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from sidestream import AsynchronousLoader
+from sidestream.device import default_device
 from support.process import run
 from support.sources import SizedCounting, plain
 from support.waiting import loader_threads, wait_until_blocked
@@ -92,7 +93,7 @@ def look(_: Any = None) -> Any:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"),
-        torch.get_default_device(),
+        default_device(),
         VARIABLE.get(),
     )
 

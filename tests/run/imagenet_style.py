@@ -36,7 +36,9 @@ class Images(Dataset):
 def main():
     args = parser.parse_args()
     torch.manual_seed(0)
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.device("cpu")
+    if torch.accelerator.is_available():
+        device = torch.accelerator.current_accelerator()
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5)).to(device)
     criterion = nn.CrossEntropyLoss().to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)

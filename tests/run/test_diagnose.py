@@ -17,13 +17,14 @@ import sidestream
 from sidestream.__main__ import main
 from sidestream.diagnose.measure import EnoughError, Limit, Measurement, measuring
 
+NOT_OURS = "ignore:Implicitly cleaning up:ResourceWarning"  # torch 2.6, at every exit
 SCRIPT = Path(__file__).with_name("imagenet_style.py")
 NEXT = _BaseDataLoaderIter.__next__
 
 
 def python(*arguments: object, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", *map(str, arguments)],
+        [sys.executable, "-W", "error", "-W", NOT_OURS, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(Path(sidestream.__file__).parents[1])},
         stdin=subprocess.DEVNULL,
         capture_output=True,

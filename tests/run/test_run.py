@@ -15,13 +15,14 @@ import sidestream
 from sidestream.__main__ import main
 from support.launch import LAUNCHED
 
+NOT_OURS = "ignore:Implicitly cleaning up:ResourceWarning"  # torch 2.6, at every exit
 SCRIPT = Path(__file__).with_name("imagenet_style.py")
 UNTOUCHED = DataLoader.__iter__
 
 
 def python(*arguments: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", *map(str, arguments)],
+        [sys.executable, "-W", "error", "-W", NOT_OURS, *map(str, arguments)],
         env={
             **os.environ,
             "PYTHONPATH": str(Path(sidestream.__file__).parents[1]),

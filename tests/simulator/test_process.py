@@ -11,7 +11,7 @@ import textwrap
 
 import pytest
 
-from sidestream.simulator import BuildError, _build
+from sidestream.simulator import SUPPORTED_TORCH, BuildError, _build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -87,7 +87,7 @@ def test_enabling_twice_is_fine_and_other_sizes_are_an_error():
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        ("torch.__version__ = '2.99.1'", "supports torch 2.13, not 2.99.1"),
+        ("torch.__version__ = '2.99.1'", f"torch {', '.join(SUPPORTED_TORCH)}, not 2.99.1"),
         ("torch.utils.rename_privateuse1_backend('npu')", "the backend 'npu' has taken it"),
         (
             "torch.accelerator.current_accelerator = lambda check_available: torch.device('cuda')",

@@ -200,7 +200,7 @@ class Measurement:
     def _find_timer(self) -> StreamTimer | None:
         """A timer, once the script itself has begun to use a device."""
         if self._timer is None:
-            kind = torch.accelerator.current_accelerator()
+            kind = seam.accelerator_type()
             if (
                 kind is None
                 or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)()

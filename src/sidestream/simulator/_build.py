@@ -62,9 +62,11 @@ def cache_folder() -> Path:
     Below torch's own folder for extensions: `TORCH_EXTENSIONS_DIR` if set, else the user's cache
     folder. It may be deleted at any time that no process is compiling.
     """
-    from torch.utils import cpp_extension
+    root = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if not root:  # as torch.utils.cpp_extension names it, which looks for CUDA and talks of it
+        from torch import _appdirs
 
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+        root = os.path.realpath(_appdirs.user_cache_dir("torch_extensions"))  # type: ignore[no-untyped-call]
     digest = hashlib.sha256(repr(_FLAGS).encode())
     for source in _files("*"):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")

@@ -16,7 +16,7 @@ from torch.utils.backend_registration import (
 
 from sidestream.simulator import _build, _device_module
 
-SUPPORTED_TORCH = ("2.13",)
+SUPPORTED_TORCH = ("2.13", "2.14")
 """The torch releases (major.minor) that the simulator is tested on and accepts."""
 
 DEVICES = 2

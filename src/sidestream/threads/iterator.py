@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from sidestream import device as seam
 from sidestream.source import copies_from_pinned
 from sidestream.threads.collate import is_default
 from sidestream.threads.crew import BEGIN, Crew
@@ -207,7 +208,6 @@ def _for_each_worker(loader: ThreadDataLoader[Any]) -> list[Any]:
 def _job(loader: ThreadDataLoader[Any]) -> Job:
     is_direct = loader._auto_collation and is_default(loader.collate_fn)
     pins = loader.pin_memory and torch.accelerator.is_available()
-    kind = torch.accelerator.current_accelerator()
     return Job(
         is_iterable=isinstance(loader.dataset, IterableDataset),
         is_batched=loader._auto_collation,
@@ -215,5 +215,5 @@ def _job(loader: ThreadDataLoader[Any]) -> Job:
         collate_fn=loader.collate_fn,
         is_direct=is_direct,
         blocks=None if pins or copies_from_pinned() else loader._memory,
-        pin=functools.partial(pin_memory, device=kind and kind.type) if pins else None,
+        pin=functools.partial(pin_memory, device=seam.accelerator_type()) if pins else None,
     )

@@ -1,7 +1,11 @@
 #include <Python.h>
 // Python.h comes first, as it asks.
 #include <pybind11/pybind11.h>
+#if __has_include(<torch/csrc/autograd/node.h>)
 #include <torch/csrc/autograd/node.h>
+#else  // before torch 2.13
+#include <torch/csrc/autograd/function.h>
+#endif
 
 #include <exception>
 #include <mutex>
