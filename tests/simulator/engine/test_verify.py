@@ -236,16 +236,16 @@ def test_a_source_that_writes_into_its_page_locked_buffer_is_named_h9(racy, monk
 
 def test_memory_given_back_without_the_fence_is_named_h3(racy, monkeypatch):
     monkeypatch.setattr(Leases, "_streams_since", lambda self, number: [])
-    # Else it waits for the stream after a few batches, before memory has come to be used again.
-    monkeypatch.setattr("sidestream.verify._OUTSTANDING", 100)
 
     def lag(loader):
         torch.accelerator.synchronize()
         torch.accelerator.empty_cache()  # so that what was released is what is used again
-        iterator = iter(loader)
-        next(iterator)  # copies of the first batches are ordered after what was queued before it
-        racy.delay(3)  # so that the memory is written long before the stream comes to it
-        run(loader, iterator)
+        for number, batch in enumerate(loader):
+            if number == 0:  # not before: the side stream follows what comes before the first
+                racy.delay(2.0)  # the memory is written long before the stream comes to it
+            batch["x"].sum()
+            del batch
+        loader.close()
 
     with racy.settings(nan_on_race=False):
         expect(r"\(H3\)", AsynchronousLoader(dictionaries(12), "sim"), lag)
