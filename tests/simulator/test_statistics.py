@@ -50,7 +50,7 @@ def loader_of(batch):
 
 
 class Pinned:
-    """Gives page-locked batches away: the loader need not wait before it asks for the next."""
+    """Gives page-locked batches away: the loader asks for the next while it keeps `buffer_size`."""
 
     def __iter__(self):
         return (torch.zeros(MIB // 4).pin_memory() for _ in range(NUM))
@@ -64,7 +64,7 @@ class Pinned:
 def test_the_stages_of_the_device_are_exact(simulator, link_s, compute_s, bound, pinned):
     loader = loader_of(torch.zeros(MIB // 4))
     if pinned:
-        loader = AsynchronousLoader(Pinned(), "sim", buffer_size=NUM - 1)
+        loader = AsynchronousLoader(Pinned(), "sim", buffer_size=NUM)
     _, found = run(loader, link_s, compute_s, simulator=simulator)
     step_s = max(link_s, compute_s)
     assert found.num_timed == found.num_steps == NUM - 1
