@@ -50,7 +50,7 @@ def loader_of(batch):
 
 
 class Pinned:
-    """Gives page-locked batches away: the loader asks for the next while it keeps `buffer_size`."""
+    """Gives page-locked batches away: asked for the next while `buffer_size` of them are kept."""
 
     def __iter__(self):
         return (torch.zeros(MIB // 4).pin_memory() for _ in range(NUM))
