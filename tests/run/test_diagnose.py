@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,24 +11,12 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-import sidestream
 from sidestream.__main__ import main
 from sidestream.diagnose.measure import EnoughError, Limit, Measurement, measuring
+from support.launch import python
 
-NOT_OURS = "ignore:Implicitly cleaning up:ResourceWarning"  # torch 2.6, at every exit
 SCRIPT = Path(__file__).with_name("imagenet_style.py")
 NEXT = _BaseDataLoaderIter.__next__
-
-
-def python(*arguments: object, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-W", NOT_OURS, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(Path(sidestream.__file__).parents[1])},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
 
 
 def diagnose(*arguments: object) -> subprocess.CompletedProcess[str]:

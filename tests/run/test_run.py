@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,28 +10,11 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-import sidestream
 from sidestream.__main__ import main
-from support.launch import LAUNCHED
+from support.launch import LAUNCHED, python
 
-NOT_OURS = "ignore:Implicitly cleaning up:ResourceWarning"  # torch 2.6, at every exit
 SCRIPT = Path(__file__).with_name("imagenet_style.py")
 UNTOUCHED = DataLoader.__iter__
-
-
-def python(*arguments: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-W", NOT_OURS, *map(str, arguments)],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(sidestream.__file__).parents[1]),
-            "OMP_NUM_THREADS": "1",  # torchrun says so too, in five lines
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,25 @@ import sidestream
 LAUNCHED = Path(__file__).with_name("launched.py")
 
 
+NOT_OURS = "ignore:Implicitly cleaning up:ResourceWarning"  # torch 2.6, at every exit
+
+
+def python(*arguments: object, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter with this package, for which a warning is an error."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-W", NOT_OURS, *map(str, arguments)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(sidestream.__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",  # torchrun says so too, in five lines
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+
+
 def launch(script: Path, *arguments: str, processes: int = 0, limit_s: float = 100.0) -> str:
     """Run a script with torchrun, or alone where `processes` is 0, and give what it printed."""
     command = [sys.executable]
